@@ -247,3 +247,6 @@ func (s *Store) MemoryShare(ctx context.Context) (float64, error) {
 	}
 	return float64(used) / float64(limit), nil
 }
+
+// Rewind makes the next Read begin with our own unfinished entries, after they could not be handled.
+func (r *Reader) Rewind() { r.history = "0" }

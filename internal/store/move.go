@@ -141,7 +141,9 @@ func (s *Store) compose(c *Change, u task.Rule, now Snapshot) *item {
 		it.asks = append(it.asks, ask{"ack", k.Dispatch(lane), []any{GroupAgents, now.Entry}})
 	}
 
-	do := func(name, key string, words ...any) { it.cmds = append(it.cmds, cmd{name: name, key: key, words: words}) }
+	do := func(name, key string, words ...any) {
+		it.cmds = append(it.cmds, cmd{name: name, key: key, words: words})
+	}
 	does := func(e task.Effect) bool { return u.Does(e, c.In) }
 	nowTime := s.Now()
 

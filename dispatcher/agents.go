@@ -1,0 +1,276 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/millrace/millrace/internal/control"
+	"github.com/millrace/millrace/internal/logkey"
+	"github.com/millrace/millrace/internal/ops"
+	"github.com/millrace/millrace/internal/store"
+	"github.com/millrace/millrace/internal/task"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+var _ control.Handler = (*Service)(nil)
+
+// unreachableLease is how long "I cannot reach Redis either" may be relied on.
+const unreachableLease = 3 * time.Second
+
+// maxRenewals that wait; a worker whose heartbeat is not answered asks again.
+const maxRenewals = 1024
+
+// renewal is a worker's wish that we renew for it.
+type renewal struct {
+	w     control.WorkerInfo
+	hb    *millracev1.ControlHeartbeat
+	reply func(*millracev1.ControlHeartbeatAck)
+}
+
+// holds is what the holding rules need: which leases "I cannot reach Redis either" we gave, and whether we may count
+// as alive for the reapers.
+type holds struct {
+	mu    sync.Mutex
+	given map[string]time.Time // worker → end of the lease it was given
+	peers int
+}
+
+func (h *holds) give(worker string, until time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.given == nil {
+		h.given = map[string]time.Time{}
+	}
+	h.given[worker] = until
+}
+
+// clear reports whether every lease given to a worker that is not connected now has run out.
+func (h *holds) clear(connected map[string]bool, now time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ok := true
+	for w, until := range h.given {
+		if connected[w] || !until.After(now) {
+			delete(h.given, w)
+			continue
+		}
+		ok = false
+	}
+	return ok
+}
+
+func (h *holds) setPeers(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.peers = n
+}
+
+func (h *holds) hasPeers() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.peers > 0
+}
+
+// Connected writes us into the worker's meta before it is welcomed: only then do we count for holding.
+func (s *Service) Connected(ctx context.Context, w control.WorkerInfo) error {
+	err := s.st.Link(ctx, task.WorkerID(w.ID), s.id, true)
+	switch {
+	case errors.Is(err, store.ErrFenced):
+		return errors.New("this worker was declared dead or never registered")
+	case err != nil:
+		return fmt.Errorf("redis cannot be reached to register the connection: %w", err)
+	}
+	s.log.Info("agent connected", logkey.Worker, w.ID, logkey.Peer, w.RemoteAddr, "slots", w.Slots)
+	return nil
+}
+
+// Disconnected only tells: the agent itself takes us out of its meta when it can reach Redis.
+func (s *Service) Disconnected(w control.WorkerInfo) {
+	s.log.Info("agent disconnected", logkey.Worker, w.ID)
+}
+
+// Heartbeat answers at once, or hands the wish for a renewal to the loop that talks to Redis.
+func (s *Service) Heartbeat(w control.WorkerInfo, hb *millracev1.ControlHeartbeat, reply func(*millracev1.ControlHeartbeatAck)) {
+	if !hb.GetWantsRenewal() {
+		reply(&millracev1.ControlHeartbeatAck{})
+		return
+	}
+	select {
+	case s.renews <- renewal{w, hb, reply}:
+	default: // the agent asks again
+	}
+}
+
+// Hungry needs nothing more: the bell looks at the lanes of hungry agents by itself.
+func (s *Service) Hungry(control.WorkerInfo, *millracev1.ControlHungry) {}
+
+// renewLoop renews on behalf of agents that cannot reach Redis.
+func (s *Service) renewLoop(ctx context.Context, loop *ops.Loop) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-s.renews:
+			ack, err := s.renewFor(ctx, r)
+			loop.Failure(err)
+			if err == nil {
+				loop.Success("renewed for " + r.w.ID)
+			}
+			r.reply(ack)
+		}
+	}
+}
+
+func (s *Service) renewFor(ctx context.Context, r renewal) (*millracev1.ControlHeartbeatAck, error) {
+	held := make([]store.Held, len(r.hb.GetRunning()))
+	for i, a := range r.hb.GetRunning() {
+		held[i] = store.Held{ID: task.ID(a.GetTaskId()), Attempt: a.GetAttempt()}
+	}
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	asked := time.Now()
+	got, err := s.st.Renew(short, store.RenewFor{Worker: task.WorkerID(r.w.ID), Beat: "by " + s.id,
+		TTL: s.cfg.HeartbeatTTL, Lease: s.cfg.LeaseTTL, Held: held})
+	ack := &millracev1.ControlHeartbeatAck{}
+	switch {
+	case errors.Is(err, store.ErrFenced):
+		s.met.renewed.WithLabelValues("fenced").Inc()
+		ack.Fenced = true
+		return ack, nil
+	case err != nil:
+		s.met.renewed.WithLabelValues("unreachable").Inc()
+		s.holds.give(r.w.ID, asked.Add(unreachableLease+time.Second))
+		ack.RedisUnreachable, ack.HoldLease = true, durationpb.New(unreachableLease)
+		return ack, err
+	}
+	s.met.renewed.WithLabelValues("renewed").Inc()
+	ack.Renewed = true
+	for i, st := range got.Status {
+		a := r.hb.GetRunning()[i]
+		switch st {
+		case store.OursCancel:
+			ack.Cancels = append(ack.Cancels, &millracev1.ControlCancel{TaskId: a.GetTaskId(), Attempt: a.GetAttempt(), Reason: "cancelled"})
+		case store.NotOurs:
+			ack.Refused = append(ack.Refused, a)
+		case store.Ours:
+		}
+	}
+	return ack, nil
+}
+
+// register keeps our address in Redis, so that agents find us and reapers know whether we live. After a time without
+// Redis it first waits out every lease that told a worker, now out of sight, that Redis is gone for us too.
+func (s *Service) register(ctx context.Context, loop *ops.Loop) {
+	ttl := s.cfg.registration()
+	loop.Expect(3 * ttl)
+	for tries := 0; ctx.Err() == nil; {
+		err := s.registerOnce(ctx, ttl)
+		if err != nil {
+			loop.Failure(err)
+			s.errs.Error(ctx, "register", "registration failed, tries again", err)
+			if !store.Backoff(ctx, tries) {
+				return
+			}
+			tries++
+			continue
+		}
+		tries = 0
+		loop.Success("")
+		if !sleep(ctx, ttl/4) {
+			return
+		}
+	}
+}
+
+func (s *Service) registerOnce(ctx context.Context, ttl time.Duration) error {
+	if err := s.st.Ping(ctx); err != nil {
+		return err
+	}
+	connected := map[string]bool{}
+	for _, w := range s.ctl.Workers() {
+		connected[w.ID] = true
+	}
+	if !s.holds.clear(connected, time.Now()) {
+		return errors.New("a worker out of sight may still rely on our word that Redis is gone")
+	}
+	if err := s.st.RegisterDispatcher(ctx, s.id, s.advertise(), ttl); err != nil {
+		return err
+	}
+	peers, err := s.st.DispatcherAddrs(ctx)
+	if err != nil {
+		return err
+	}
+	delete(peers, s.id)
+	s.holds.setPeers(len(peers))
+	return nil
+}
+
+// janitor trims what has had its time and watches Redis' memory.
+func (s *Service) janitor(ctx context.Context, loop *ops.Loop) {
+	var cursor uint64
+	trimmed := time.Now()
+	for {
+		if err := s.tidy(ctx, &cursor, &trimmed); err != nil && ctx.Err() == nil {
+			loop.Failure(err)
+			s.errs.Warn(ctx, "janitor", "tidying failed, tries again", err)
+		} else {
+			loop.Success("")
+		}
+		if !sleep(ctx, time.Second) {
+			return
+		}
+	}
+}
+
+// sweepPage is how many ids of final tasks are looked at in one go.
+const sweepPage = 1000
+
+func (s *Service) tidy(ctx context.Context, cursor *uint64, trimmed *time.Time) error {
+	share, err := s.st.MemoryShare(ctx)
+	if err != nil {
+		return err
+	}
+	s.setFull(share)
+	for range 20 {
+		removed, next, err := s.st.SweepDone(ctx, *cursor, sweepPage)
+		if err != nil {
+			return err
+		}
+		*cursor = next
+		if next == 0 || removed < sweepPage/4 {
+			break
+		}
+	}
+	if time.Since(*trimmed) < min(10*time.Second, s.cfg.ResultsAge) {
+		return nil
+	}
+	*trimmed = time.Now()
+	stale, err := s.st.TrimResults(ctx, s.cfg.ResultsAge)
+	for _, g := range stale {
+		s.log.Error("removed a group of `results` that had not read for an hour; results were kept for it until now", logkey.Group, g)
+	}
+	return err
+}
+
+func (s *Service) setFull(share float64) {
+	was := s.full.Load() != nil
+	if share < s.cfg.MemoryLimit {
+		if was {
+			s.full.Store(nil)
+			s.status.SetReady("memory")
+			s.log.Info("intake is open again")
+		}
+		return
+	}
+	why := fmt.Sprintf("Redis uses %.0f %% of its maxmemory, the limit is %.0f %%", share*100, s.cfg.MemoryLimit*100)
+	s.full.Store(&why)
+	if !was {
+		s.status.SetNotReady("memory", why)
+		s.log.Warn("intake is closed until tasks have ended", logkey.Reason, why)
+	}
+}
