@@ -250,3 +250,22 @@ func (s *Store) DispatcherAddrs(ctx context.Context) (map[string]string, error) 
 	}
 	return out, nil
 }
+
+// HintDead tells the reapers that a worker was declared dead: "dead <worker>".
+const HintDead = "dead"
+
+// Watch waits until an entry is added to one of the lanes, at most for the given time. It reads nothing from groups.
+func (s *Store) Watch(ctx context.Context, lanes []string, block time.Duration) error {
+	streams := make([]string, 0, 2*len(lanes))
+	for _, l := range lanes {
+		streams = append(streams, s.keys.Dispatch(l))
+	}
+	for range lanes {
+		streams = append(streams, "$")
+	}
+	err := s.block.XRead(ctx, &redis.XReadArgs{Streams: streams, Count: 1, Block: max(block, time.Millisecond)}).Err()
+	if errors.Is(err, redis.Nil) || isNoGroup(err) {
+		return nil
+	}
+	return err
+}

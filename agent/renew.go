@@ -1,0 +1,303 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/millrace/millrace/internal/guard"
+	"github.com/millrace/millrace/internal/logkey"
+	"github.com/millrace/millrace/internal/store"
+	"github.com/millrace/millrace/internal/task"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+// lease is what this worker knows of its own life in Redis, on a clock that counts sleep and that nobody sets.
+type lease struct {
+	mu       sync.Mutex
+	deadline guard.Instant // until then nobody may declare us dead, with a margin to stop what runs
+	hold     guard.Instant // until then a dispatcher vouches that Redis is gone for it too
+	limit    guard.Instant // the latest that holding may go on
+	addrs    map[string]string
+}
+
+// renewed notes a renewal by the time at which it was sent: what lies between sending and arriving is not ours.
+func (e *lease) renewed(sent guard.Instant, c Config) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d := sent.Add(c.HeartbeatTTL - c.margin()); d > e.deadline {
+		e.deadline = d
+		e.limit = d.Add(c.HoldLimit)
+	}
+}
+
+// vouched notes that a dispatcher which counts for us could not reach Redis either.
+func (e *lease) vouched(sent guard.Instant, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hold = max(e.hold, sent.Add(d))
+}
+
+// until is when tasks have to be stopped: at the deadline, or later while a dispatcher vouches, within the hold limit.
+func (e *lease) until() guard.Instant {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return max(e.deadline, min(e.hold, e.limit))
+}
+
+// sure reports whether the lease itself is valid: only then may new work begin.
+func (e *lease) sure() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return guard.Now() < e.deadline
+}
+
+func (e *lease) addr(dispatcher string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.addrs[dispatcher]
+}
+
+func (e *lease) noteAddrs(addrs map[string]string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.addrs == nil {
+		e.addrs = map[string]string{}
+	}
+	for d, at := range addrs {
+		e.addrs[d] = at
+	}
+}
+
+// ack is a dispatcher's answer to a heartbeat.
+type ack struct {
+	dispatcher string
+	m          *millracev1.ControlHeartbeatAck
+}
+
+// retryRenew is the pause between tries while renewals fail. It is well below the 3 s for which a dispatcher vouches.
+const retryRenew = 500 * time.Millisecond
+
+// renewTimeout bounds one try, so that a Redis that hangs does not use up the time there is.
+const renewTimeout = time.Second
+
+// renewLoop proves to Redis that worker and tasks live, and stops the tasks before anybody may think that they do not.
+func (l *life) renewLoop(ctx context.Context) {
+	loop := l.a.status.Loop("agent.renew")
+	loop.Expect(l.a.cfg.HeartbeatTTL)
+	defer loop.Expect(0)
+	l.a.guard.Extend(l.lease.until())
+	sent := newSentTimes()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	fails := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case m := <-l.acks:
+			l.onAck(m, sent)
+			l.guardUntil(fails)
+			continue
+		case <-l.kick:
+		case <-timer.C:
+		}
+		at := guard.Now()
+		err := l.renewOnce(ctx, at)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, store.ErrFenced):
+			loop.Failure(err)
+			l.fence()
+			return
+		case err != nil:
+			fails++
+			loop.Failure(err)
+			l.a.met.renewals.WithLabelValues("failed").Inc()
+			l.a.errs.Warn(ctx, "renew", "renewal failed, asks the dispatchers and tries again", err)
+			l.askDispatchers(sent)
+		default:
+			if fails > 0 {
+				l.log.Info("redis is back", "failed renewals", fails)
+			}
+			fails = 0
+			l.broken.Store(false)
+			l.a.met.renewals.WithLabelValues("redis").Inc()
+			loop.Success("")
+			poke(l.freed)
+		}
+		l.guardUntil(fails)
+		timer.Reset(l.pause(fails))
+	}
+}
+
+// pause until the next renewal: short while they fail, and while there is no control channel to bring cancels.
+func (l *life) pause(fails int) time.Duration {
+	d := l.a.cfg.HeartbeatInterval
+	if fails > 0 {
+		return min(d, retryRenew)
+	}
+	if len(l.ctl.Connected()) == 0 && len(l.all()) > 0 {
+		d = min(d, time.Second)
+	}
+	return d
+}
+
+// guardUntil moves the dead-man's switch, or fences: what runs is stopped when the time is over.
+func (l *life) guardUntil(fails int) {
+	until := l.lease.until()
+	if fails == 0 || guard.Now() < until {
+		// The guard comes after us: it acts only when we do not.
+		l.a.guard.Extend(until.Add(l.a.cfg.margin() / 2))
+		return
+	}
+	n := 0
+	for _, a := range l.all() {
+		if !a.keep() {
+			a.stop(stopIsolated, 0)
+			n++
+		}
+	}
+	if n == 0 {
+		l.a.guard.Disarm() // nothing runs that could run twice
+	} else {
+		l.log.Warn("cut off from Redis: stopped the tasks before anybody else may start them", "tasks", n)
+	}
+}
+
+func (l *life) renewOnce(ctx context.Context, at guard.Instant) error {
+	attempts := l.all()
+	hs := make([]store.Held, len(attempts))
+	for i, a := range attempts {
+		hs[i] = store.Held{ID: a.c.ID, Attempt: a.c.Attempt}
+	}
+	short, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	got, err := l.a.st.Renew(short, store.RenewFor{Worker: l.id, Beat: l.a.cfg.Name, TTL: l.a.cfg.HeartbeatTTL, Lease: l.a.cfg.LeaseTTL,
+		Held: hs, Lanes: l.lanes})
+	if err != nil {
+		return err
+	}
+	l.lease.renewed(at, l.a.cfg)
+	for i, st := range got.Status {
+		switch st {
+		case store.OursCancel:
+			attempts[i].stop(stopCancelled, -1)
+		case store.NotOurs:
+			if !attempts[i].reporting() {
+				l.log.Warn("attempt is no longer ours, stopping it", logkey.Task, attempts[i].c.ID, logkey.Attempt, attempts[i].c.Attempt)
+				attempts[i].stop(stopLost, 0)
+			}
+		case store.Ours:
+		}
+	}
+	return l.disown(ctx, attempts, got.Pending)
+}
+
+// disown gives back what Redis counts as ours and we did not know at two renewals in a row: claimed by a call whose
+// answer got lost. What was known before or after the renewal is not unknown.
+func (l *life) disown(ctx context.Context, before []*attempt, pending [][]string) error {
+	known := map[string]bool{}
+	for _, a := range append(before, l.all()...) {
+		known[a.c.At.Lane+"/"+a.c.At.Entry] = true
+	}
+	unknown := map[string]bool{}
+	for i, ids := range pending {
+		for _, id := range ids {
+			k := l.lanes[i] + "/" + id
+			if known[k] {
+				continue
+			}
+			if !l.unknown[k] {
+				unknown[k] = true
+				poke(l.kick) // look again soon
+				continue
+			}
+			if err := l.giveBack(ctx, l.lanes[i], id); err != nil {
+				return err
+			}
+		}
+	}
+	l.unknown = unknown
+	return nil
+}
+
+func (l *life) giveBack(ctx context.Context, lane, entry string) error {
+	h, ok, err := l.a.st.EntryTask(ctx, lane, entry)
+	if err != nil || !ok {
+		return err
+	}
+	l.log.Warn("giving back a task that was claimed by a call whose answer got lost", logkey.Task, h.ID, logkey.Attempt, h.Attempt)
+	_, err = l.a.st.Do(ctx, []*store.Change{{Move: task.Release, ID: h.ID, In: task.Input{Attempt: h.Attempt, Worker: l.id},
+		Guess: store.Snapshot{Record: task.Record{State: task.Running, Attempt: h.Attempt, Owner: l.id}, Entry: entry, Lane: lane},
+		End: &millracev1.AttemptEnd{Attempt: h.Attempt, Worker: string(l.id), Reason: millracev1.Reason_REASON_NEVER_STARTED, Message: "claimed by a call whose answer got lost"}}})
+	l.a.met.released.Inc()
+	return err
+}
+
+// sentTimes remembers when heartbeats were sent, by sequence.
+type sentTimes struct {
+	seq uint64
+	at  map[uint64]guard.Instant
+}
+
+func newSentTimes() *sentTimes { return &sentTimes{at: map[uint64]guard.Instant{}} }
+
+func (s *sentTimes) next() uint64 {
+	s.seq++
+	s.at[s.seq] = guard.Now()
+	delete(s.at, s.seq-64)
+	return s.seq
+}
+
+// wantsBit marks sequences of heartbeats that ask for a renewal; those that go by themselves have small numbers.
+const wantsBit = 1 << 32
+
+// askDispatchers asks all that are connected to renew for us.
+func (l *life) askDispatchers(sent *sentTimes) {
+	hb := l.heartbeat()
+	hb.WantsRenewal = true
+	hb.Sequence = sent.next() | wantsBit
+	l.ctl.HeartbeatAll(hb)
+}
+
+// heartbeat says what runs.
+func (l *life) heartbeat() *millracev1.ControlHeartbeat {
+	hb := &millracev1.ControlHeartbeat{RunningListed: true, FreeSlots: uint32(l.free())}
+	for _, a := range l.all() {
+		hb.Running = append(hb.Running, &millracev1.ControlAttempt{TaskId: string(a.c.ID), Attempt: a.c.Attempt})
+	}
+	hb.RunningCount = uint32(len(hb.Running))
+	return hb
+}
+
+func (l *life) onAck(m ack, sent *sentTimes) {
+	if m.m.GetSequence()&wantsBit == 0 {
+		return
+	}
+	at, ok := sent.at[m.m.GetSequence()&^wantsBit]
+	if !ok {
+		return
+	}
+	switch {
+	case m.m.GetFenced():
+		l.fence()
+	case m.m.GetRenewed():
+		l.a.met.renewals.WithLabelValues("dispatcher").Inc()
+		l.lease.renewed(at, l.a.cfg)
+		for _, c := range m.m.GetCancels() {
+			if a := l.find(task.ID(c.GetTaskId()), c.GetAttempt()); a != nil {
+				a.stop(stopCancelled, -1)
+			}
+		}
+		for _, r := range m.m.GetRefused() {
+			if a := l.find(task.ID(r.GetTaskId()), r.GetAttempt()); a != nil && !a.reporting() {
+				a.stop(stopLost, 0)
+			}
+		}
+	case m.m.GetRedisUnreachable():
+		l.lease.vouched(at, m.m.GetHoldLease().AsDuration())
+	}
+}
