@@ -229,4 +229,3 @@ func (r *registry) quiet(p *Process) bool {
 	}
 	return true
 }
-
