@@ -1,0 +1,71 @@
+package proc
+
+import (
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// forkRequest asks a fork thread for one child.
+type forkRequest struct {
+	path  string
+	argv  []string
+	attr  *syscall.ProcAttr
+	reply chan forkReply
+}
+
+type forkReply struct {
+	pid int
+	err error
+}
+
+// forkThreads is how many threads fork. A fork holds its thread until the child has called exec, mostly waiting for it,
+// so that one thread would be the limit of the spawn rate; more than a few only wait for each other.
+var forkThreads = min(4, max(2, runtime.NumCPU()))
+
+var (
+	forkRequests = make(chan forkRequest)
+	startForkers = sync.OnceFunc(func() {
+		for range forkThreads {
+			go forkLoop()
+		}
+	})
+)
+
+// forkLoop forks children from one thread that lives as long as the agent, because a parent-death signal is sent when the
+// *thread* that forked ends, and Go ends threads whenever a goroutine locked to one returns. The main thread is left
+// alone: its children are then exactly the orphans this process has adopted.
+func forkLoop() {
+	runtime.LockOSThread()
+	if unix.Gettid() == os.Getpid() {
+		other := make(chan struct{})
+		go func() { close(other); forkLoop() }()
+		<-other // it runs, hence on another thread, before this one is given back
+		runtime.UnlockOSThread()
+		return
+	}
+	for r := range forkRequests {
+		pid, _, err := syscall.StartProcess(r.path, r.argv, r.attr)
+		r.reply <- forkReply{pid, err}
+	}
+}
+
+// fork starts a program from a fork thread.
+func fork(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	startForkers()
+	r := forkRequest{path: path, argv: argv, attr: attr, reply: make(chan forkReply, 1)}
+	// A program that was written a moment ago may still be held open for writing by a child of another fork that has not
+	// reached its exec; that lasts microseconds, so a few tries are enough.
+	for pause := time.Millisecond; ; pause *= 2 {
+		forkRequests <- r
+		got := <-r.reply
+		if got.err != syscall.ETXTBSY || pause > 64*time.Millisecond {
+			return got.pid, got.err
+		}
+		time.Sleep(pause)
+	}
+}

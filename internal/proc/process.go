@@ -1,0 +1,206 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// leftoverGrace is what processes get, after TERM, that are still there when their main process has ended by itself.
+	leftoverGrace = time.Second
+	// drainLimit bounds the wait for the end of the output once the tree is empty. Only a process that was never ours can
+	// still hold the pipe then: one that got the descriptor over a socket, or that a service manager started.
+	drainLimit = 2 * time.Second
+)
+
+// Process is one running attempt. Its methods are safe for concurrent use.
+type Process struct {
+	pid     int
+	marker  string
+	since   uint64 // no process of the tree is older, in the unit of stat.start
+	started time.Time
+	exit    *output // the pidfd, waited on by the poller; nil when the kernel has none
+	outputs []*output
+	stdin   *os.File
+	empty   chan struct{} // closed when the tree is empty
+	done    chan struct{} // closed when outcome is complete
+	poke    chan struct{} // tells enforce that the deadline moved
+
+	mu       sync.Mutex
+	reaped   bool      // pid may belong to somebody else from now on
+	deadline time.Time // of Stop; zero before it
+	leftover bool      // the first stop was ours, after the main process had ended by itself
+	seen     map[key]bool
+	outcome  Outcome
+}
+
+// PID returns the pid of the main process, which is also the id of its session and process group.
+func (p *Process) PID() int { return p.pid }
+
+// Done is closed when Wait would return at once.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait blocks until the main process has ended, the tree is empty and the output has been read to its end.
+func (p *Process) Wait() Outcome {
+	<-p.done
+	return p.outcome
+}
+
+// Start runs the command of spec. The error is a *RefusedError when the command can never run, see there.
+func Start(spec Spec) (*Process, error) {
+	if err := spec.check(); err != nil {
+		return nil, err
+	}
+	path, err := spec.lookPath()
+	if err != nil {
+		return nil, err
+	}
+	if err := BecomeSubreaper(); err != nil {
+		return nil, err
+	}
+	p := &Process{
+		marker: spec.Marker, since: nowTicks(), started: time.Now(),
+		empty: make(chan struct{}), done: make(chan struct{}), poke: make(chan struct{}, 1),
+	}
+	files, closeFiles, err := p.open(&spec)
+	if err != nil {
+		p.close()
+		return nil, fmt.Errorf("open pipes of the process: %w", err)
+	}
+	pidfd := -1
+	p.pid, err = fork(path, spec.Argv, &syscall.ProcAttr{
+		Dir: spec.Dir, Env: spec.environ(), Files: files,
+		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd},
+	})
+	closeFiles()
+	if err != nil {
+		p.close()
+		return nil, spec.diagnose(path, err)
+	}
+	living.add(p)
+	if pidfd >= 0 {
+		p.exit, _ = pollable(pidfd, "process")
+	}
+	for _, o := range p.outputs {
+		go o.copy()
+	}
+	if p.stdin != nil {
+		go feed(p.stdin, spec.Stdin)
+	}
+	go p.run()
+	return p, nil
+}
+
+// open makes the three descriptors of the child; closeFiles closes those of them that are not shared.
+func (p *Process) open(spec *Spec) (files []uintptr, closeFiles func(), err error) {
+	var mine []int
+	closeFiles = func() {
+		for _, fd := range mine {
+			unix.Close(fd)
+		}
+	}
+	defer func() {
+		if err != nil {
+			closeFiles()
+		}
+	}()
+	in, err := nullDevice()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(spec.Stdin) > 0 {
+		if p.stdin, in, err = newInput(); err != nil {
+			return nil, nil, err
+		}
+		mine = append(mine, in)
+	}
+	stdout, out, err := newOutput(spec.Stdout)
+	if err != nil {
+		return nil, nil, err
+	}
+	mine, p.outputs = append(mine, out), append(p.outputs, stdout)
+	errOut := out
+	if spec.Stderr != nil {
+		var stderr *output
+		if stderr, errOut, err = newOutput(spec.Stderr); err != nil {
+			return nil, nil, err
+		}
+		mine, p.outputs = append(mine, errOut), append(p.outputs, stderr)
+	}
+	return []uintptr{uintptr(in), uintptr(out), uintptr(errOut)}, closeFiles, nil
+}
+
+// close drops what open made, for a process that never started.
+func (p *Process) close() {
+	for _, o := range p.outputs {
+		o.file.Close()
+	}
+	if p.stdin != nil {
+		p.stdin.Close()
+	}
+}
+
+// run follows the process to its end.
+func (p *Process) run() {
+	ws, usage := p.waitMain()
+	p.mu.Lock()
+	p.outcome.Started, p.outcome.Ended = p.started, time.Now()
+	p.outcome.status(ws)
+	p.outcome.use(usage)
+	p.mu.Unlock()
+
+	p.awaitEmpty()
+	close(p.empty)
+	living.remove(p)
+
+	if p.stdin != nil {
+		p.stdin.Close()
+	}
+	for _, o := range p.outputs {
+		o.giveUpAfter(drainLimit)
+	}
+	for _, o := range p.outputs {
+		<-o.done
+		p.outcome.OutputCut = p.outcome.OutputCut || o.cut
+		p.outcome.OutputErr = errors.Join(p.outcome.OutputErr, o.err)
+	}
+	close(p.done)
+}
+
+// waitMain reaps the main process. The lock makes sure that nobody signals the pid after that.
+func (p *Process) waitMain() (ws syscall.WaitStatus, usage syscall.Rusage) {
+	reap := func(uintptr) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		pid, err := wait4(p.pid, &ws, &usage)
+		p.reaped = pid == p.pid || err != nil
+		return p.reaped
+	}
+	if p.exit != nil {
+		defer p.exit.file.Close()
+		if err := p.exit.conn.Read(reap); err == nil {
+			return ws, usage
+		}
+	}
+	// Without a pidfd a thread has to sleep for it. WNOWAIT leaves the reaping to the locked section.
+	for !reap(0) {
+		_ = unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	return ws, usage
+}
+
+// wait4 reaps pid if it has ended, without blocking.
+func wait4(pid int, ws *syscall.WaitStatus, usage *syscall.Rusage) (int, error) {
+	for {
+		got, err := syscall.Wait4(pid, ws, syscall.WNOHANG, usage)
+		if !errors.Is(err, syscall.EINTR) {
+			return got, err
+		}
+	}
+}
