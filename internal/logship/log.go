@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/millrace/millrace/internal/logkey"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -223,7 +224,7 @@ func (l *Log) keep(c *millracev1.LogChunk, data []byte) {
 	if err := l.q.push(encode(c)); err != nil {
 		if l.lost == 0 {
 			l.s.log.Error("log output is dropped, because it cannot be spooled",
-				slog.String("task", l.a.Task), slog.Uint64("attempt", uint64(l.a.Attempt)), slog.Any("err", err))
+				slog.String(logkey.Task, l.a.Task), slog.Uint64(logkey.Attempt, uint64(l.a.Attempt)), slog.Any(logkey.Err, err))
 		}
 		l.lost += uint64(len(data))
 		l.drop(uint64(len(data)))
@@ -273,7 +274,7 @@ func (l *Log) Close() (elided bool) {
 	for _, f := range l.filters {
 		if err := f.Close(); err != nil {
 			l.s.log.Warn("a log filter could not write what it held back, the end of the log may be missing",
-				slog.String("task", l.a.Task), slog.Any("err", err))
+				slog.String(logkey.Task, l.a.Task), slog.Any(logkey.Err, err))
 		}
 	}
 	l.filters = nil
@@ -324,7 +325,7 @@ func (l *Log) finishTailLocked() {
 		}
 	})
 	if err != nil {
-		l.s.log.Error("the tail of a log is damaged, part of it is left out", slog.String("task", l.a.Task), slog.Any("err", err))
+		l.s.log.Error("the tail of a log is damaged, part of it is left out", slog.String(logkey.Task, l.a.Task), slog.Any(logkey.Err, err))
 	}
 	l.tail.remove()
 	l.tail = nil
@@ -381,6 +382,6 @@ func (l *Log) abandon() error {
 // shows as missing in the log.
 func (l *Log) spoolBroken(err error) {
 	l.s.log.Error("the log spool cannot be read back, output is missing",
-		slog.String("task", l.a.Task), slog.Uint64("attempt", uint64(l.a.Attempt)), slog.Any("err", err))
+		slog.String(logkey.Task, l.a.Task), slog.Uint64(logkey.Attempt, uint64(l.a.Attempt)), slog.Any(logkey.Err, err))
 	l.q.spool.read = l.q.spool.write
 }

@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"os"
 	"sync"
@@ -19,6 +18,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/millrace/millrace/internal/store"
 )
 
 // Appender adds encoded LogChunks to a shard's stream, in order. accepted < len(chunks) without an error means that
@@ -225,7 +226,7 @@ func (s *Shipper) logs() []*Log {
 
 // shardFor returns the sender of a task's shard and starts it when it is new.
 func (s *Shipper) shardFor(task string) *shard {
-	n := Shard(task, s.deps.Shards())
+	n := store.LogShard(task, s.deps.Shards())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sh := s.shards[n]
@@ -262,14 +263,4 @@ func (s *Shipper) forget(l *Log) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.open, l)
-}
-
-// Shard is the log shard of a task: FNV-1a-32 of its id modulo their number.
-func Shard(task string, shards int) int {
-	if shards <= 1 {
-		return 0
-	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(task))
-	return int(h.Sum32() % uint32(shards))
 }

@@ -15,6 +15,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/millrace/millrace/internal/logkey"
+	"github.com/millrace/millrace/internal/store"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -28,7 +30,7 @@ func (s *Shipper) sendLeftovers(ctx context.Context) {
 	for {
 		if err := s.sendLeftoversOnce(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("logs that an earlier agent left behind cannot be sent, they are tried again",
-				slog.Any("err", err), slog.Duration("in", leftoverInterval))
+				slog.Any(logkey.Err, err), slog.Duration(logkey.After, leftoverInterval))
 		}
 		select {
 		case <-ctx.Done():
@@ -141,7 +143,7 @@ func (s *Shipper) sendLeftover(ctx context.Context, files []*leftover) (err erro
 			_ = lo.f.Close()
 		}
 	}()
-	out := &leftoverSender{s: s, shard: Shard(files[0].task, s.deps.Shards())}
+	out := &leftoverSender{s: s, shard: store.LogShard(files[0].task, s.deps.Shards())}
 	re := replacer{sequence: files[0].headSeq, offset: files[0].headEnd, at: files[0].start}
 	for _, lo := range files {
 		err := lo.records(func(b []byte) error {
@@ -163,7 +165,7 @@ func (s *Shipper) sendLeftover(ctx context.Context, files []*leftover) (err erro
 		return err
 	}
 	s.log.Info("sent the log of an attempt that an earlier agent left behind",
-		slog.String("task", files[0].task), slog.Uint64("attempt", uint64(files[0].attempt)))
+		slog.String(logkey.Task, files[0].task), slog.Uint64(logkey.Attempt, uint64(files[0].attempt)))
 	return nil
 }
 

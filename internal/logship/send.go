@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/millrace/millrace/internal/logkey"
 )
 
 const (
@@ -167,7 +169,7 @@ func (sh *shard) failed(ctx context.Context, err error) {
 	}
 	if now.Sub(sh.warned) > 10*time.Second {
 		sh.warned = now
-		sh.s.log.Warn("logs cannot be sent, output is kept and sent later", slog.Int("shard", sh.n), slog.Any("err", err))
+		sh.s.log.Warn("logs cannot be sent, output is kept and sent later", slog.Int(logkey.Shard, sh.n), slog.Any(logkey.Err, err))
 	}
 	if now.Sub(sh.failing) < spoolAfter {
 		return
@@ -182,7 +184,7 @@ func (sh *shard) failed(ctx context.Context, err error) {
 
 func (sh *shard) recovered() {
 	if !sh.failing.IsZero() && !sh.warned.IsZero() {
-		sh.s.log.Info("logs can be sent again", slog.Int("shard", sh.n), slog.Duration("after", time.Since(sh.failing)))
+		sh.s.log.Info("logs can be sent again", slog.Int(logkey.Shard, sh.n), slog.Duration(logkey.Took, time.Since(sh.failing)))
 	}
 	sh.failing, sh.warned = time.Time{}, time.Time{}
 }

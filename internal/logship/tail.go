@@ -3,9 +3,11 @@ package logship
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/millrace/millrace/internal/logkey"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -83,7 +85,7 @@ func (t *tail) rotate() *segment {
 
 func (t *tail) fail(err error) {
 	if !t.broken {
-		t.l.s.log.Error("log output is dropped, because it cannot be spooled", "task", t.l.a.Task, "err", err)
+		t.l.s.log.Error("log output is dropped, because it cannot be spooled", slog.String(logkey.Task, t.l.a.Task), slog.Any(logkey.Err, err))
 	}
 	t.broken = true
 }
