@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,10 +25,12 @@ type attemptLog struct {
 	index  *os.File
 
 	mu      sync.Mutex
-	synced  uint64 // chunks that are safe on disk with all before them
-	next    uint64 // first chunk that is missing
-	bytes   uint64 // where it begins: everything before is there
-	ahead   map[uint64]record
+	synced  uint64            // chunks before this one are safe on disk, or were given up
+	next    uint64            // first chunk that is missing and may still come
+	bytes   uint64            // where it begins
+	count   uint64            // chunks that are there
+	written uint64            // bytes that are there
+	ahead   map[uint64]record // chunks beyond next that are there
 	end     *millracev1.LogEnd
 	gap     time.Time     // since when something is missing in front of what came; zero when nothing is
 	changed chan struct{} // closed at the next change
@@ -80,17 +84,6 @@ func (a *attemptLog) load(worker string) error {
 		return err
 	}
 	a.worker, a.synced, a.end = h.worker, h.synced, h.end
-	if h.synced > 0 {
-		r, ok, err := a.record(h.synced - 1)
-		if err != nil {
-			return err
-		}
-		if ok {
-			a.next, a.bytes = h.synced, r.end()
-		} else {
-			a.synced = 0 // the header is ahead of a file that was cut; what is there is found below
-		}
-	}
 	_, err = a.refreshLocked()
 	return err
 }
@@ -148,20 +141,54 @@ func (a *attemptLog) record(sequence uint64) (record, bool, error) {
 	return r, ok, nil
 }
 
-// place takes note of a chunk that is on disk; with mu held.
+// place takes note of a chunk that is on disk; with mu held. What is missing below synced was given up by whoever wrote
+// that, and is passed.
 func (a *attemptLog) place(sequence uint64, r record) {
-	if sequence < a.next {
+	if _, dup := a.ahead[sequence]; dup || sequence < a.next {
 		return
 	}
-	if sequence > a.next {
+	a.count++
+	a.written += uint64(r.size)
+	if sequence > a.next && sequence > a.synced {
 		a.ahead[sequence] = r
 		return
 	}
+	a.next = sequence
 	for ok := true; ok; r, ok = a.ahead[a.next] {
 		delete(a.ahead, a.next)
 		a.bytes = r.end()
 		a.next++
 	}
+}
+
+// giveUp passes what is missing before the next chunk that is there, or before the end, and reports how many bytes
+// that were. A chunk that comes later all the same is still written.
+func (a *attemptLog) giveUp() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.overdue() {
+		return 0
+	}
+	from := a.bytes
+	if len(a.ahead) > 0 {
+		a.next = slices.Min(slices.Collect(maps.Keys(a.ahead)))
+		a.bytes = a.ahead[a.next].offset
+		missing := a.bytes - min(from, a.bytes)
+		r := a.ahead[a.next]
+		delete(a.ahead, a.next)
+		a.count--
+		a.written -= uint64(r.size)
+		a.place(a.next, r)
+		a.gap = time.Time{}
+		a.watchGap()
+		a.wake()
+		return missing
+	}
+	missing := a.end.GetTotalBytes() - min(from, a.end.GetTotalBytes())
+	a.next, a.bytes = a.end.GetChunks(), a.end.GetTotalBytes()
+	a.gap = time.Time{}
+	a.wake()
+	return missing
 }
 
 // write puts a chunk, whose output is data, where it belongs.
@@ -179,8 +206,16 @@ func (a *attemptLog) write(c *millracev1.LogChunk, data []byte) error {
 		}
 		return nil
 	}
-	if c.GetSequence() < a.synced {
-		return nil // a repeat of what is safe
+	known := c.GetSequence() < a.next
+	if known {
+		_, present, err := a.record(c.GetSequence())
+		if err != nil {
+			return err
+		}
+		if present && c.GetSequence() < a.synced {
+			return nil // a repeat of what is safe; what is not yet safe is written again
+		}
+		known = present
 	}
 	r := record{
 		offset: c.GetOffset(), size: uint32(len(data)), stream: uint8(c.GetStream()),
@@ -193,12 +228,17 @@ func (a *attemptLog) write(c *millracev1.LogChunk, data []byte) error {
 	if _, err := a.index.WriteAt(b[:], recordPlace(c.GetSequence())); err != nil {
 		return err
 	}
-	next := a.next
+	if c.GetSequence() < a.next {
+		if !known { // it was given up
+			a.count++
+			a.written += uint64(r.size)
+			a.wake()
+		}
+		return nil
+	}
 	a.place(c.GetSequence(), r)
 	a.watchGap()
-	if a.next != next || len(a.ahead) > 0 {
-		a.wake()
-	}
+	a.wake()
 	return nil
 }
 
@@ -215,7 +255,7 @@ func (a *attemptLog) watchGap() {
 	case !missing:
 		a.gap = time.Time{}
 	case a.gap.IsZero():
-		a.gap = time.Now()
+		a.gap = time.Now() // monotonic
 	}
 }
 
@@ -257,23 +297,29 @@ func (a *attemptLog) view() *millracev1.LogView {
 }
 
 func (a *attemptLog) viewLocked() *millracev1.LogView {
-	v := &millracev1.LogView{Bytes: a.bytes}
-	for _, r := range a.ahead {
-		v.Bytes += uint64(r.size)
-	}
+	v := &millracev1.LogView{Bytes: a.written}
 	if a.end == nil {
 		return v
 	}
 	v.DroppedBytes = a.end.GetDroppedBytes()
-	v.Complete = a.next >= a.end.GetChunks()
-	if missing := a.end.GetTotalBytes() - min(a.end.GetTotalBytes(), v.Bytes); missing > 0 {
-		if a.overdue() {
-			v.MissingBytes = missing
-		} else {
-			v.PendingBytes = missing
-		}
+	v.Complete = a.count >= a.end.GetChunks()
+	if v.Complete {
+		return v
+	}
+	missing := a.end.GetTotalBytes() - min(a.end.GetTotalBytes(), a.written)
+	if a.next >= a.end.GetChunks() {
+		v.MissingBytes = missing
+	} else {
+		v.PendingBytes = missing
 	}
 	return v
+}
+
+// finished reports whether nothing more is waited for.
+func (a *attemptLog) finished() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.end != nil && a.next >= a.end.GetChunks()
 }
 
 // gapHold is how long a missing chunk is waited for before readers pass it with a marker. Chunks of an attempt come in

@@ -7,22 +7,8 @@ import (
 	"time"
 )
 
-// Names of files come from messages, so they are checked here once more, whoever checked them before: an id is one path
-// element that is not hidden, and a date is a date.
-
-func validID(id string) bool {
-	if id == "" || len(id) > 128 || id[0] == '.' {
-		return false
-	}
-	for i := range len(id) {
-		c := id[i]
-		ok := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' || c == '-'
-		if !ok {
-			return false
-		}
-	}
-	return true
-}
+// Names of files come from messages, so they are checked here once more, whoever checked them before: an id, for which
+// spec.ValidID stands, is one path element that is not hidden, and a date is a date.
 
 func validDate(date string) bool {
 	_, err := time.Parse(time.DateOnly, date)

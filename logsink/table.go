@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 )
@@ -17,11 +18,11 @@ type table struct {
 	mu      sync.Mutex
 	open    map[attemptKey]*attemptLog
 	clock   uint64
-	waiting map[string]chan struct{} // by task, closed when it gets a new log
+	waiting map[string]*waiter // by task
 }
 
 func newTable(root string, max int) *table {
-	return &table{root: root, max: max, open: map[attemptKey]*attemptLog{}, waiting: map[string]chan struct{}{}}
+	return &table{root: root, max: max, open: map[attemptKey]*attemptLog{}, waiting: map[string]*waiter{}}
 }
 
 // cached returns the log if it is open; release it after use.
@@ -46,23 +47,20 @@ func (t *table) forWriting(key attemptKey, date, worker string) (*attemptLog, er
 	if a := t.cached(key); a != nil {
 		return a, nil
 	}
-	dir := key.dir(t.root, date)
-	if existing, err := t.find(key); err == nil {
-		dir = existing
-	}
-	a, err := openAttempt(key, dir, worker)
+	a, err := openAttempt(key, key.dir(t.root, date), worker)
 	if err != nil {
 		return nil, err
 	}
 	return t.insert(a), nil
 }
 
-// forReading opens the log of an attempt; fs.ErrNotExist when there is none yet.
-func (t *table) forReading(key attemptKey) (*attemptLog, error) {
+// existing opens the log of an attempt, which is most likely in the folder of the date; fs.ErrNotExist when there is
+// none yet.
+func (t *table) existing(key attemptKey, date string) (*attemptLog, error) {
 	if a := t.cached(key); a != nil {
 		return a, nil
 	}
-	dir, err := t.find(key)
+	dir, err := t.find(key, date)
 	if err != nil {
 		return nil, err
 	}
@@ -83,8 +81,8 @@ func (t *table) insert(a *attemptLog) *attemptLog {
 	}
 	t.open[a.key] = a
 	a = t.takeLocked(a.key)
-	if ch := t.waiting[a.key.task]; ch != nil {
-		close(ch)
+	if w := t.waiting[a.key.task]; w != nil {
+		close(w.appeared)
 		delete(t.waiting, a.key.task)
 	}
 	t.evictLocked()
@@ -96,12 +94,6 @@ func (t *table) release(a *attemptLog) {
 	defer t.mu.Unlock()
 	a.refs--
 	t.evictLocked()
-}
-
-func (t *table) retain(a *attemptLog) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	a.refs++
 }
 
 // evictLocked closes the logs that were not used for longest, a part at a time so that the search is seldom made.
@@ -134,31 +126,71 @@ func (t *table) closeAll() error {
 	return errors.Join(errs...)
 }
 
-// appear returns a channel that is closed when a log of the task is opened for the first time here.
-func (t *table) appear(task string) <-chan struct{} {
+// waiter is what readers of a task wait on that has no log yet.
+type waiter struct {
+	appeared chan struct{}
+	readers  int
+}
+
+// appear returns a channel that is closed when a log of the task is opened here for the first time. stop has to be
+// called when it is not waited on any more.
+func (t *table) appear(task string) (appeared <-chan struct{}, stop func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	ch := t.waiting[task]
-	if ch == nil {
-		ch = make(chan struct{})
-		t.waiting[task] = ch
+	w := t.waiting[task]
+	if w == nil {
+		w = &waiter{appeared: make(chan struct{})}
+		t.waiting[task] = w
 	}
-	return ch
+	w.readers++
+	return w.appeared, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if w.readers--; w.readers == 0 && t.waiting[task] == w {
+			delete(t.waiting, task)
+		}
+	}
+}
+
+// overdue returns the logs that have waited long enough for something missing; release each.
+func (t *table) overdue() []*attemptLog {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var late []*attemptLog
+	for _, a := range t.open {
+		a.mu.Lock()
+		if a.overdue() {
+			a.refs++
+			late = append(late, a)
+		}
+		a.mu.Unlock()
+	}
+	return late
 }
 
 // find returns the folder that holds an attempt's log.
-func (t *table) find(key attemptKey) (string, error) {
+func (t *table) find(key attemptKey, date string) (string, error) {
+	if date != "" {
+		if dir := key.dir(t.root, date); exists(filepath.Join(dir, indexName(key.attempt))) {
+			return dir, nil
+		}
+	}
 	dates, err := t.dates()
 	if err != nil {
 		return "", err
 	}
 	for _, date := range dates {
 		dir := key.dir(t.root, date)
-		if _, err := os.Stat(dir + "/" + indexName(key.attempt)); err == nil {
+		if exists(filepath.Join(dir, indexName(key.attempt))) {
 			return dir, nil
 		}
 	}
 	return "", fs.ErrNotExist
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // dates lists the folders of days, the newest first.

@@ -385,5 +385,18 @@ func (s *Store) SetLogStates(ctx context.Context, states []LogState) error {
 	return nil
 }
 
+// LogView returns what the record says of the log of an attempt; nil when nothing is known.
+func (s *Store) LogView(ctx context.Context, task string, attempt uint32) (*millracev1.LogView, error) {
+	b, err := s.cmd.HGet(ctx, s.keys.Task(task), LogField(attempt)).Bytes()
+	if errors.Is(err, redis.Nil) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	v := &millracev1.LogView{}
+	return v, proto.Unmarshal(b, v)
+}
+
 // LogField is the record's field with the encoded LogView of an attempt.
 func LogField(attempt uint32) string { return "g" + strconv.FormatUint(uint64(attempt), 10) }
