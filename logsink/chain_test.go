@@ -1,0 +1,244 @@
+package logsink_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/millrace/millrace/internal/config"
+	"github.com/millrace/millrace/internal/logread"
+	"github.com/millrace/millrace/internal/logship"
+	"github.com/millrace/millrace/internal/redistest"
+	"github.com/millrace/millrace/internal/store"
+	"github.com/millrace/millrace/internal/task"
+	"github.com/millrace/millrace/logsink"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	worker = "agent-1-abc"
+	date   = "2026-03-01"
+	token  = "a-secret-of-the-test"
+)
+
+// chain is everything between a task's pipe and a reader: agent side, Redis, logsink, client.
+type chain struct {
+	t       testing.TB
+	redis   *redistest.Server
+	store   *store.Store
+	dir     string
+	spool   string
+	sink    *running
+	shipper *logship.Shipper
+	stop    func() // the shipper
+	client  *logread.Client
+}
+
+func newStore(t testing.TB, url, namespace string) *store.Store {
+	t.Helper()
+	st, err := store.New(store.Options{URL: url, Namespace: namespace, Name: "test"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	return st
+}
+
+// newChain starts all parts on a Redis of the test's own.
+func newChain(t testing.TB) *chain {
+	t.Helper()
+	c := &chain{t: t, redis: redistest.Start(t, redistest.WithAOF()), dir: t.TempDir(), spool: t.TempDir()}
+	c.store = newStore(t, c.redis.URL(), "")
+	c.sink = c.startSink("")
+	c.startShipper(logship.Config{Compress: true})
+	c.client = logread.New(logread.Config{Token: token, LostWait: time.Second}, logread.Deps{Store: c.store})
+	t.Cleanup(c.client.Close)
+	return c
+}
+
+// running is a service under way.
+type running struct {
+	*logsink.Service
+	stop func()
+}
+
+func logger(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+func sinkConfig(dir string) logsink.Config {
+	return logsink.Config{Dir: dir, Addr: "127.0.0.1:0", OpenLogs: 64, LeaseTTL: time.Second, Token: config.Secret(token)}
+}
+
+func (c *chain) startSink(dir string) *running {
+	c.t.Helper()
+	if dir == "" {
+		dir = c.dir
+	}
+	svc, err := logsink.New(sinkConfig(dir), logsink.Deps{Store: newStore(c.t, c.redis.URL(), ""), Logger: logger(c.t)})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	stop := start(c.t, svc.Run)
+	return &running{svc, stop}
+}
+
+// start runs f and returns what stops it and waits; that is also done at the end of the test.
+func start(t testing.TB, f func(context.Context) error) func() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	stopped := false
+	stop := func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func (c *chain) startShipper(cfg logship.Config) {
+	c.t.Helper()
+	cfg.SpoolDir = c.spool
+	s, err := logship.New(cfg, logship.Deps{
+		Appender: c.store, Shards: func() int { return store.DefaultLogShards }, Logger: logger(c.t),
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.shipper = s
+	c.stop = start(c.t, s.Run)
+}
+
+// running puts a record of a running task into Redis, as far as logs look at it.
+func (c *chain) run(id string, attempt uint32) logship.Attempt {
+	c.t.Helper()
+	rec := c.store.Keys().Task(id)
+	c.redis.Do(c.t, "HSET", rec, "s", string(rune(task.Running)), "a", strconv.Itoa(int(attempt)), "w", worker)
+	return logship.Attempt{Task: id, Attempt: attempt, Worker: worker, Date: date}
+}
+
+// finish makes the task final, or with next due for another attempt.
+func (c *chain) finish(id string, attempt uint32, next bool) {
+	c.t.Helper()
+	end, err := proto.Marshal(&millracev1.AttemptEnd{Attempt: attempt, Worker: worker})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	state, a := task.Succeeded, attempt
+	if next {
+		state, a = task.Delayed, attempt+1
+	}
+	c.redis.Do(c.t, "HSET", c.store.Keys().Task(id), "s", string(rune(state)), "a", strconv.Itoa(int(a)), "h"+strconv.Itoa(int(attempt)), string(end))
+}
+
+func (c *chain) path(id string, attempt uint32) string {
+	return filepath.Join(c.dir, date, id, fmt.Sprintf("%d.log", attempt))
+}
+
+// follow reads the log of a task to its end.
+func (c *chain) follow(id string) (data []byte, log *millracev1.LogView) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), 60*time.Second)
+	defer cancel()
+	for p, err := range c.client.Read(ctx, logread.Request{Task: task.ID(id), Follow: true}) {
+		if err != nil {
+			c.t.Fatalf("follow %s: %v after %d bytes", id, err, len(data))
+		}
+		data = append(data, p.GetData()...)
+		if p.GetLog() != nil {
+			log = p.GetLog()
+		}
+	}
+	return data, log
+}
+
+func noise(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b)
+	return b
+}
+
+func diff(got, want []byte) string {
+	if bytes.Equal(got, want) {
+		return ""
+	}
+	i := 0
+	for i < min(len(got), len(want)) && got[i] == want[i] {
+		i++
+	}
+	return fmt.Sprintf("%d bytes, want %d; they differ from byte %d on", len(got), len(want), i)
+}
+
+func TestChainIsByteExact(t *testing.T) {
+	t.Parallel()
+	c := newChain(t)
+	size := 100 << 20
+	if testing.Short() {
+		size = 8 << 20
+	}
+	l := c.shipper.Open(c.run("big", 1))
+	sum := sha256.New()
+	w := io.MultiWriter(l.Writer(0), sum)
+	begin := time.Now()
+	block := append(noise(1, 32<<10), []byte(strings.Repeat("step 1234 reward 0.25 loss 0.003\n", 1000))...)
+	for n := 0; n < size; n += len(block) {
+		if _, err := w.Write(block); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Close()
+	c.finish("big", 1, false)
+	got := sha256.New()
+	var n int
+	var view *millracev1.LogView
+	for p, err := range c.client.Read(t.Context(), logread.Request{Task: "big", Follow: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Write(p.GetData())
+		n += len(p.GetData())
+		if p.GetLog() != nil {
+			view = p.GetLog()
+		}
+	}
+	took := time.Since(begin)
+	t.Logf("%d bytes in %v: %.0f MB/s", n, took, float64(n)/1e6/took.Seconds())
+	if !bytes.Equal(got.Sum(nil), sum.Sum(nil)) || !view.GetComplete() {
+		t.Errorf("followed %d bytes, checksums equal %v, %v", n, bytes.Equal(got.Sum(nil), sum.Sum(nil)), view)
+	}
+	onDisk, err := os.ReadFile(c.path("big", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := sha256.Sum256(onDisk); !bytes.Equal(s[:], sum.Sum(nil)) {
+		t.Error("the file differs from what was written")
+	}
+	if n := c.redis.Do(t, "XLEN", "logs:"+strconv.Itoa(store.LogShard("big", store.DefaultLogShards))); n != "0" {
+		t.Errorf("%s chunks are left in the stream", n)
+	}
+	rec, err := c.store.LogView(t.Context(), "big", 1)
+	if err != nil || !rec.GetComplete() || rec.GetBytes() != uint64(len(onDisk)) {
+		t.Errorf("log state in the record = %v, %v", rec, err)
+	}
+}
+
+var _ = errors.Is
