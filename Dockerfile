@@ -39,7 +39,7 @@ RUN groupadd --gid 10001 millrace \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
  && install -d -o millrace -g millrace -m 0750 /var/lib/millrace /var/lib/millrace/logs /var/lib/millrace/state
 COPY --from=build /out/ /
-COPY examples/qlearning /opt/millrace/examples/qlearning
+COPY --chown=10001:10001 examples/qlearning /opt/millrace/examples/qlearning
 ENV MILLRACE_LOG_DIR=/var/lib/millrace/logs \
     MILLRACE_STATE_DIR=/var/lib/millrace/state \
     MILLRACE_OPS_ADDR=127.0.0.1:9090
