@@ -7,7 +7,7 @@
 # by this script is never touched: where images can be pulled, pull them and this script does nothing.
 #
 #   scripts/images.sh           make what is missing or outdated
-#   scripts/images.sh --pull    try to pull each missing one first (10 s each)
+#   scripts/images.sh --pull    the same, but try to pull each of them first
 #   scripts/images.sh --list    print the names
 #   scripts/images.sh --remove  remove the stand-ins, and nothing else
 #
@@ -51,7 +51,7 @@ current() {
 }
 
 # pulled NAME: true when --pull was given and the real image could be had.
-pulled() { [ "$pull" = yes ] && timeout 10 docker pull --quiet "$1" >/dev/null 2>&1; }
+pulled() { [ "$pull" = yes ] && timeout 300 docker pull --quiet "$1" >/dev/null 2>&1; }
 
 # tree NAME COMMAND...: makes the directory $cache/NAME once; COMMAND gets the directory to fill.
 tree() {
