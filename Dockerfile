@@ -26,7 +26,7 @@ COPY --from=build /out/ /
 # The directories exist with their owner before a volume is mounted there, so that a new named volume takes it over.
 ENV MILLRACE_LOG_DIR=/var/lib/millrace/logs \
     MILLRACE_STATE_DIR=/var/lib/millrace/state \
-    MILLRACE_OPS_ADDR=127.0.0.1:9090
+    MILLRACE_OPS_ADDR=127.0.0.1:9100
 WORKDIR /var/lib/millrace
 # A number, so that a cluster that forbids root can check it without reading /etc/passwd.
 USER 10001:10001
@@ -42,7 +42,7 @@ COPY --from=build /out/ /
 COPY --chown=10001:10001 examples/qlearning /opt/millrace/examples/qlearning
 ENV MILLRACE_LOG_DIR=/var/lib/millrace/logs \
     MILLRACE_STATE_DIR=/var/lib/millrace/state \
-    MILLRACE_OPS_ADDR=127.0.0.1:9090
+    MILLRACE_OPS_ADDR=127.0.0.1:9100
 WORKDIR /var/lib/millrace
 USER 10001:10001
 HEALTHCHECK --interval=5s --timeout=5s --start-period=15s --retries=3 CMD ["millrace", "healthcheck"]

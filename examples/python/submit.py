@@ -68,7 +68,7 @@ def main():
     print("submitted", task_id, flush=True)
     task = wait(task_id)
     print("ended:", task["state"], task.get("message", ""))
-    return 0 if task["state"] == "STATE_SUCCEEDED" else task.get("exitCode") or 1
+    return 0 if task["state"] == "succeeded" else task.get("exitCode") or 1
 
 
 if __name__ == "__main__":

@@ -295,7 +295,7 @@ func (p *composeProject) busyWorker() string {
 		if err != nil {
 			return err
 		}
-		if last.State != "STATE_SUCCEEDED" {
+		if last.State != "succeeded" {
 			return fmt.Errorf("the short tasks are not through: %s", last.State)
 		}
 		workers, err := p.workers()

@@ -106,9 +106,9 @@ func (p *composeProject) allSucceeded(within time.Duration, ids []string) {
 			switch {
 			case err != nil:
 				return err
-			case task.State == "STATE_SUCCEEDED":
+			case task.State == "succeeded":
 				done[id] = true
-			case task.State == "STATE_FAILED", task.State == "STATE_CANCELLED", task.State == "STATE_EXPIRED":
+			case task.State == "failed", task.State == "cancelled", task.State == "expired":
 				p.t.Fatalf("task %s: %s (%s: %s)", id, task.State, task.Reason, task.Message)
 			default:
 				open = append(open, id+" "+task.State)
