@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sort"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -59,8 +60,9 @@ type Agent struct {
 	handlers map[string]HandlerFunc
 	reg      prometheus.Registerer
 
-	home *home
-	ship *logship.Shipper
+	home   *home
+	shards atomic.Int32 // of logs, fixed for the namespace
+	ship   *logship.Shipper
 }
 
 // New checks the configuration and builds an agent. It starts nothing.
@@ -109,8 +111,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	if a.ship, err = logship.New(logship.Config{SpoolDir: filepath.Join(a.cfg.StateDir, "spool"), LimitBytes: uint64(a.cfg.LogLimit),
 		SpoolLimit: a.cfg.SpoolLimit, Compress: true},
-		logship.Deps{Appender: a.st, Shards: a.st.LogShards, Logger: a.log, Registerer: a.reg}); err != nil {
+		logship.Deps{Appender: a.st, Shards: func() int { return int(a.shards.Load()) }, Logger: a.log, Registerer: a.reg}); err != nil {
 		return err
+	}
+	if !a.learnShards(ctx) {
+		return nil
 	}
 	shipCtx, stopShip := context.WithCancel(context.WithoutCancel(ctx))
 	shipped := make(chan error, 1)
@@ -121,6 +126,21 @@ func (a *Agent) Run(ctx context.Context) error {
 		err = serr
 	}
 	return err
+}
+
+// learnShards waits for Redis to tell the number of log shards; nothing is shipped before. It returns false when ctx ended.
+func (a *Agent) learnShards(ctx context.Context) bool {
+	for tries := 0; ; tries++ {
+		n, err := a.st.LogShards(ctx)
+		if err == nil {
+			a.shards.Store(int32(n))
+			return true
+		}
+		a.errs.Error(ctx, "start", "cannot start yet, tries again", err)
+		if !store.Backoff(ctx, tries) {
+			return false
+		}
+	}
 }
 
 // lives runs one incarnation after another: a worker that was declared dead goes on under a new id.

@@ -26,6 +26,8 @@ type Change struct {
 
 	// End of the attempt, for moves that leave running; its retry_at is filled in from Due.
 	End *millracev1.AttemptEnd
+	// Ends are the earlier attempts, for the story in a dead letter.
+	Ends []*millracev1.AttemptEnd
 	// Due is when a delayed task becomes due; the zero time means now.
 	Due time.Time
 	// Reason of a task that becomes final without an attempt's end.
@@ -277,7 +279,8 @@ func resultOf(c *Change, next task.Record, end *millracev1.AttemptEnd, at time.T
 
 func (c *Change) story(id string, now Snapshot, end *millracev1.AttemptEnd, at time.Time) *millracev1.DeadLetter {
 	d := &millracev1.DeadLetter{Source: "task", Task: id, Code: "lost_too_often", At: timestamppb.New(at),
-		Reason: fmt.Sprintf("agent lost %d times while it ran this task; see the attempts, then rerun it", now.Lost+1)}
+		Reason:   fmt.Sprintf("agent lost %d times while it ran this task; see the attempts, then rerun it", now.Lost+1),
+		Attempts: c.Ends}
 	if end != nil {
 		d.Attempts = append(d.Attempts, end)
 	}
