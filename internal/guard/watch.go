@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -92,6 +93,9 @@ func (w *watch) run(cmd *exec.Cmd, signals <-chan os.Signal) (code int, _ *Link,
 		}
 	}()
 
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, syscall.SIGCHLD)
+	defer signal.Stop(children)
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	var late lateness
@@ -99,11 +103,14 @@ func (w *watch) run(cmd *exec.Cmd, signals <-chan os.Signal) (code int, _ *Link,
 		select {
 		case sig := <-signals:
 			_ = cmd.Process.Signal(sig)
+		case <-children:
+			proc.ReapChildren(w.agent)
 		case <-ticker.C:
 			w.check(&late)
 		case <-ended:
 			w.drain()
 			err = w.buryAll()
+			proc.ReapChildren(w.agent)
 			_ = cmd.Wait() // its error is the exit code over again
 			return exitCode(cmd.ProcessState), nil, err
 		}

@@ -24,8 +24,12 @@ type forkReply struct {
 }
 
 // forkThreads is how many threads fork. A fork holds its thread until the child has called exec, mostly waiting for it,
-// so that one thread would be the limit of the spawn rate; more than a few only wait for each other.
-var forkThreads = min(4, max(2, runtime.NumCPU()))
+// so that one thread would be the limit of the spawn rate; more than there are cores only wait for each other.
+var forkThreads = min(8, max(2, runtime.NumCPU()))
+
+// forkPatience is how long a fork waits for a thread before another one is started. An exec from a file system that
+// hangs holds its thread as long as that does, and must not keep the other tasks from starting.
+const forkPatience = 100 * time.Millisecond
 
 var (
 	forkRequests = make(chan forkRequest)
@@ -61,11 +65,31 @@ func fork(path string, argv []string, attr *syscall.ProcAttr) (pid int, err erro
 	// A program that was written a moment ago may still be held open for writing by a child of another fork that has not
 	// reached its exec; that lasts microseconds, so a few tries are enough.
 	for pause := time.Millisecond; ; pause *= 2 {
-		forkRequests <- r
+		r.submit()
 		got := <-r.reply
 		if got.err != syscall.ETXTBSY || pause > 64*time.Millisecond {
 			return got.pid, got.err
 		}
 		time.Sleep(pause)
+	}
+}
+
+// submit hands the request to a fork thread.
+func (r forkRequest) submit() {
+	select {
+	case forkRequests <- r:
+		return
+	default:
+	}
+	timer := time.NewTimer(forkPatience)
+	defer timer.Stop()
+	for {
+		select {
+		case forkRequests <- r:
+			return
+		case <-timer.C:
+			go forkLoop()
+			timer.Reset(forkPatience)
+		}
 	}
 }

@@ -2,7 +2,9 @@ package proc
 
 import (
 	"fmt"
+	"math"
 	"os"
+	"os/signal"
 	"sync"
 	"syscall"
 	"time"
@@ -38,8 +40,36 @@ var BecomeSubreaper = sync.OnceValue(func() error {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
 	living.since = nowTicks()
+	unignoreSignals()
+	closeOnExec()
 	return nil
 })
+
+// unignoreSignals undoes what a shell does to a program it starts with "&", or nohup to any: INT or HUP ignored. That would
+// be inherited by every task, and no Python of theirs could be interrupted by INT. A signal that is caught here, and
+// thrown away, is still ignored by the agent, but exec gives it back its default action.
+func unignoreSignals() {
+	for _, sig := range []os.Signal{unix.SIGINT, unix.SIGHUP} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+}
+
+// closeOnExec keeps from tasks what this process was itself started with: a shell's or supervisor's open files. What Go
+// opens is closed on exec anyway. Kernels before 5.11 need the slow way.
+func closeOnExec() {
+	const afterStderr = 3
+	if unix.CloseRange(afterStderr, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return
+	}
+	fds, _ := dirNumbers("/proc/self/fd")
+	for _, fd := range fds {
+		if fd >= afterStderr {
+			unix.CloseOnExec(fd)
+		}
+	}
+}
 
 // registry knows the attempts whose trees are not empty and whose orphans are whose.
 type registry struct {
@@ -228,4 +258,14 @@ func (r *registry) quiet(p *Process) bool {
 		}
 	}
 	return true
+}
+
+// ReapChildren reaps every child of this process that has ended, except one. It is for a process that waits for that
+// one alone, as the guard does, and in a container may be the init that gets everybody's orphans.
+func ReapChildren(except int) {
+	for _, pid := range children(self.pid) {
+		if pid != except {
+			_, _ = wait4(pid, nil, nil)
+		}
+	}
 }

@@ -18,6 +18,9 @@ type Outcome struct {
 	Killed bool
 	// Survivors are processes that were still running when the main process had ended by itself. All were ended by us.
 	Survivors []Survivor
+	// Stuck are processes that did not die of KILL because they hang in the kernel. They will not run code of their own
+	// again, but still hold what they hold. The main process may be one of them; it counts as killed then.
+	Stuck []Survivor
 	// OutputCut says that a process outside the tree still held the output when reading it was given up; all that the
 	// tree itself wrote was read.
 	OutputCut bool

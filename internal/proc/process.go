@@ -17,20 +17,24 @@ const (
 	// drainLimit bounds the wait for the end of the output once the tree is empty. Only a process that was never ours can
 	// still hold the pipe then: one that got the descriptor over a socket, or that a service manager started.
 	drainLimit = 2 * time.Second
+	// killPatience is how long a process may take to die of KILL. One that needs longer hangs in the kernel (a dead network
+	// file system, a frozen cgroup) and will not run code of its own again, whenever it comes back.
+	killPatience = 5 * time.Second
 )
 
 // Process is one running attempt. Its methods are safe for concurrent use.
 type Process struct {
-	pid     int
-	marker  string
-	since   uint64 // no process of the tree is older, in the unit of stat.start
-	started time.Time
-	exit    *output // the pidfd, waited on by the poller; nil when the kernel has none
-	outputs []*output
-	stdin   *os.File
-	empty   chan struct{} // closed when the tree is empty
-	done    chan struct{} // closed when outcome is complete
-	poke    chan struct{} // tells enforce that the deadline moved
+	pid      int
+	marker   string
+	since    uint64 // no process of the tree is older, in the unit of stat.start
+	started  time.Time
+	exit     *output // the pidfd, waited on by the poller; nil when the kernel has none
+	outputs  []*output
+	stdin    *os.File
+	empty    chan struct{} // closed when the tree is empty
+	done     chan struct{} // closed when outcome is complete
+	poke     chan struct{} // tells enforce that the deadline moved
+	hopeless chan struct{} // closed when something did not die of KILL
 
 	mu       sync.Mutex
 	reaped   bool      // pid may belong to somebody else from now on
@@ -67,6 +71,7 @@ func Start(spec Spec) (*Process, error) {
 	p := &Process{
 		marker: spec.Marker, since: nowTicks(), started: time.Now(),
 		empty: make(chan struct{}), done: make(chan struct{}), poke: make(chan struct{}, 1),
+		hopeless: make(chan struct{}),
 	}
 	files, closeFiles, err := p.open(&spec)
 	if err != nil {
@@ -148,17 +153,27 @@ func (p *Process) close() {
 
 // run follows the process to its end.
 func (p *Process) run() {
-	ws, usage := p.waitMain()
+	p.outcome.Started = p.started
+	ws, usage, ended := p.waitMain()
 	p.mu.Lock()
-	p.outcome.Started, p.outcome.Ended = p.started, time.Now()
-	p.outcome.status(ws)
-	p.outcome.use(usage)
+	p.outcome.Ended = time.Now()
+	if ended {
+		p.outcome.status(ws)
+		p.outcome.use(usage)
+	} else {
+		p.outcome.Signal, p.outcome.ExitCode = unix.SIGKILL, 128+int(unix.SIGKILL)
+	}
 	p.mu.Unlock()
 
 	p.awaitEmpty()
 	close(p.empty)
 	living.remove(p)
+	p.finishStreams()
+	close(p.done)
+}
 
+// finishStreams waits for the end of the output, which nobody writes any more.
+func (p *Process) finishStreams() {
 	if p.stdin != nil {
 		p.stdin.Close()
 	}
@@ -170,29 +185,60 @@ func (p *Process) run() {
 		p.outcome.OutputCut = p.outcome.OutputCut || o.cut
 		p.outcome.OutputErr = errors.Join(p.outcome.OutputErr, o.err)
 	}
-	close(p.done)
 }
 
-// waitMain reaps the main process. The lock makes sure that nobody signals the pid after that.
-func (p *Process) waitMain() (ws syscall.WaitStatus, usage syscall.Rusage) {
-	reap := func(uintptr) bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		pid, err := wait4(p.pid, &ws, &usage)
-		p.reaped = pid == p.pid || err != nil
-		return p.reaped
+// waitMain reaps the main process; ended is false when that has become hopeless.
+func (p *Process) waitMain() (ws syscall.WaitStatus, usage syscall.Rusage, ended bool) {
+	if p.exit == nil {
+		return p.waitMainOnThread()
 	}
-	if p.exit != nil {
+	err := p.exit.conn.Read(func(uintptr) bool { return p.reap(&ws, &usage) })
+	if err == nil {
+		p.exit.file.Close()
+		return ws, usage, true
+	}
+	go func() { // it is still ours to reap, should it ever end
 		defer p.exit.file.Close()
-		if err := p.exit.conn.Read(reap); err == nil {
-			return ws, usage
+		_ = p.exit.file.SetReadDeadline(time.Time{})
+		_ = p.exit.conn.Read(func(uintptr) bool { return p.reap(new(syscall.WaitStatus), new(syscall.Rusage)) })
+	}()
+	return ws, usage, false
+}
+
+// waitMainOnThread is for kernels that have no pidfd the poller could wait on.
+func (p *Process) waitMainOnThread() (ws syscall.WaitStatus, usage syscall.Rusage, ended bool) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !p.reap(&ws, &usage) {
+			// WNOWAIT leaves the reaping to the locked section.
+			_ = unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		}
+	}()
+	select {
+	case <-done:
+		return ws, usage, true
+	case <-p.hopeless:
+		return 0, syscall.Rusage{}, false
 	}
-	// Without a pidfd a thread has to sleep for it. WNOWAIT leaves the reaping to the locked section.
-	for !reap(0) {
-		_ = unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+}
+
+// reap takes the exit status of the main process if it has ended. The lock makes sure that nobody signals the pid after
+// that.
+func (p *Process) reap(ws *syscall.WaitStatus, usage *syscall.Rusage) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pid, err := wait4(p.pid, ws, usage)
+	p.reaped = pid == p.pid || err != nil
+	return p.reaped
+}
+
+// giveUp ends the waiting for processes that do not die of KILL.
+func (p *Process) giveUp() {
+	close(p.hopeless)
+	if p.exit != nil {
+		_ = p.exit.file.SetReadDeadline(time.Now())
 	}
-	return ws, usage
 }
 
 // wait4 reaps pid if it has ended, without blocking.

@@ -3,6 +3,7 @@ package proc
 import (
 	"errors"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -83,6 +84,7 @@ func (p *Process) enforce(sig syscall.Signal, gently bool) {
 
 // killTree kills until the tree is empty. The first rounds follow each other closely, to be faster than what forks.
 func (p *Process) killTree() {
+	begin, waiting := time.Now(), true
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		if p.signalTree(unix.SIGKILL) > 0 {
 			p.mu.Lock()
@@ -93,6 +95,10 @@ func (p *Process) killTree() {
 		case <-p.empty:
 			return
 		case <-time.After(pause):
+		}
+		if waiting && time.Since(begin) > killPatience {
+			waiting = false
+			p.giveUp()
 		}
 	}
 }
@@ -105,16 +111,24 @@ func (p *Process) signalTree(sig syscall.Signal) int {
 	grouped := p.signalGroup(sig)
 	sent := 0
 	for _, m := range members {
-		if grouped && m.group == p.pid {
+		if grouped && m.group == p.pid || kill(m.key(), sig) {
 			sent++
-		} else if kill(m.key(), sig) {
-			sent++
-		}
-		if m.state == 'T' && sig != unix.SIGKILL && sig != unix.SIGSTOP {
-			kill(m.key(), unix.SIGCONT) // a stopped process could not act on it before its grace is over
 		}
 	}
+	if sig != unix.SIGKILL && sig != unix.SIGSTOP {
+		wake(members)
+	}
 	return sent
+}
+
+// wake continues stopped processes, which could not act on their signal before the grace is over. Others get no
+// signal they might not expect.
+func wake(members []stat) {
+	for _, m := range members {
+		if s, ok := readStat(m.pid); ok && s.state == 'T' {
+			kill(m.key(), unix.SIGCONT)
+		}
+	}
 }
 
 // signalGroup signals the main process group while the main process holds its id.
@@ -136,6 +150,12 @@ func (p *Process) awaitEmpty() {
 		}
 		if empty++; len(members) > 0 {
 			empty = 0
+			select {
+			case <-p.hopeless:
+				p.stuck(members)
+				return
+			default:
+			}
 			if pause > 4*time.Millisecond { // most of what outlives its parent is on its way out
 				p.leftovers(members)
 			}
@@ -149,7 +169,7 @@ func (p *Process) leftovers(members []stat) {
 	p.mu.Lock()
 	mine := p.deadline.IsZero() || p.leftover
 	if mine {
-		p.outcome.survive(members)
+		p.outcome.Survivors = survivors(p.outcome.Survivors, members)
 	}
 	p.mu.Unlock()
 	if mine {
@@ -157,16 +177,24 @@ func (p *Process) leftovers(members []stat) {
 	}
 }
 
-func (o *Outcome) survive(members []stat) {
+// stuck notes what did not die. Their command lines are not asked for: reading those of a process that hangs can hang.
+func (p *Process) stuck(members []stat) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range members[:min(len(members), maxSurvivors)] {
+		p.outcome.Stuck = append(p.outcome.Stuck, Survivor{PID: m.pid, Comm: m.comm})
+	}
+}
+
+// survivors adds those members to a list that it does not have yet.
+func survivors(list []Survivor, members []stat) []Survivor {
 	for _, m := range members {
-		known := false
-		for _, s := range o.Survivors {
-			known = known || s.PID == m.pid
-		}
-		if !known && len(o.Survivors) < maxSurvivors {
-			o.Survivors = append(o.Survivors, survivor(m))
+		known := slices.ContainsFunc(list, func(s Survivor) bool { return s.PID == m.pid })
+		if !known && len(list) < maxSurvivors {
+			list = append(list, survivor(m))
 		}
 	}
+	return list
 }
 
 func survivor(s stat) Survivor {
