@@ -238,6 +238,9 @@ func (c *conn) linger() {
 	case <-time.After(lingerTime):
 		return // the peer does not read
 	}
+	if c.stopping.Load() {
+		return // a goodbye that gets lost does no harm, and nobody's end should wait for strangers
+	}
 	if w, ok := c.raw.(interface{ CloseWrite() error }); ok && w.CloseWrite() == nil {
 		_ = c.raw.SetReadDeadline(time.Now().Add(lingerTime))
 		_, _ = io.CopyN(io.Discard, c.raw, lingerBytes)

@@ -54,6 +54,8 @@ type ServerConfig struct {
 	HeartbeatInterval time.Duration
 	// HandshakeTimeout is for everything up to HELLO. 5s.
 	HandshakeTimeout time.Duration
+	// FrameTimeout is for one frame, from its first byte to its last. 10s.
+	FrameTimeout time.Duration
 	// ConnectTimeout is for Handler.Connected. 5s.
 	ConnectTimeout time.Duration
 	// MaxUnauthenticated bounds the connections that have not shown a good HELLO yet; one more closes the oldest. 256.
@@ -69,6 +71,7 @@ type ServerConfig struct {
 func (c *ServerConfig) setDefaults() {
 	defaultTo(&c.HeartbeatInterval, 10*time.Second)
 	defaultTo(&c.HandshakeTimeout, 5*time.Second)
+	defaultTo(&c.FrameTimeout, defaultLimits.frame)
 	defaultTo(&c.ConnectTimeout, 5*time.Second)
 	defaultTo(&c.MaxUnauthenticated, 256)
 	defaultTo(&c.QueueBytes, defaultLimits.queue)
@@ -87,7 +90,7 @@ func (c ServerConfig) Validate() error {
 	if !ValidID(c.DispatcherID) {
 		errs = append(errs, fmt.Errorf("dispatcher id %q: use 1 to 128 of A-Z a-z 0-9 . _ -, the first not a dot", c.DispatcherID))
 	}
-	if c.HeartbeatInterval < 0 || c.HandshakeTimeout < 0 || c.ConnectTimeout < 0 {
+	if min(c.HeartbeatInterval, c.HandshakeTimeout, c.FrameTimeout, c.ConnectTimeout) < 0 {
 		errs = append(errs, errors.New("heartbeat interval and timeouts must not be negative"))
 	}
 	if c.MaxUnauthenticated < 0 || c.QueueBytes < 0 {
@@ -132,7 +135,7 @@ func NewServer(cfg ServerConfig, h Handler, deps Deps) (*Server, error) {
 		cfg: cfg, handler: h, log: deps.logger(), met: newMetrics(deps.Registry, sideServer), lim: defaultLimits,
 		bell: newBell(), peers: newRegistry(), lobby: newLobby(cfg.MaxUnauthenticated),
 	}
-	s.lim.queue = cfg.QueueBytes
+	s.lim.queue, s.lim.frame = cfg.QueueBytes, cfg.FrameTimeout
 	return s, nil
 }
 
