@@ -13,13 +13,14 @@ import (
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// Two pairs to compare: a bare ping-pong of 48 bytes, and a CANCEL answered by a heartbeat over a whole Server and a
-// whole Client. Hot: one after another; idle: with a pause, so that every hop pays for waking up.
+// Three to compare: a bare ping-pong of 48 bytes; PING and PONG with a Server; and a CANCEL answered by a heartbeat over
+// a whole Server and a whole Client, with one more change of goroutine, from the Server's reader to the caller. Hot: one after another; idle: with a pause, so that every hop pays for waking up.
 
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, gap := range []time.Duration{0, 2 * time.Millisecond} {
 		b.Run(fmt.Sprintf("bare/gap=%v", gap), func(b *testing.B) { roundTrips(b, gap, bareTrip(b)) })
-		b.Run(fmt.Sprintf("control/gap=%v", gap), func(b *testing.B) { roundTrips(b, gap, controlTrip(b)) })
+		b.Run(fmt.Sprintf("ping/gap=%v", gap), func(b *testing.B) { roundTrips(b, gap, pingTrip(b)) })
+		b.Run(fmt.Sprintf("cancel/gap=%v", gap), func(b *testing.B) { roundTrips(b, gap, cancelTrip(b)) })
 	}
 }
 
@@ -78,6 +79,22 @@ func bareTrip(b *testing.B) func() {
 	}
 }
 
+// pingTrip is PING and PONG.
+func pingTrip(b *testing.B) func() {
+	r := connectRaw(b, startServer(b, newRecorder(), nil).addr, "w-1")
+	_ = r.nc.SetDeadline(time.Time{})
+	var frame []byte
+	ping, pong := &millracev1.ControlPing{}, &millracev1.ControlPong{}
+	return func() {
+		ping.Sequence++
+		frame, _ = AppendFrame(frame[:0], ping)
+		r.write(frame)
+		if r.recv(pong); pong.GetSequence() != ping.GetSequence() {
+			b.Fatal("another pong")
+		}
+	}
+}
+
 // echo is a handler whose heartbeats come out of a channel.
 type echo struct {
 	*recorder
@@ -88,8 +105,8 @@ func (e echo) Heartbeat(WorkerInfo, *millracev1.ControlHeartbeat, func(*millrace
 	e.beats <- struct{}{}
 }
 
-// controlTrip goes from Send to OnCancel, and back by Heartbeat to the Handler.
-func controlTrip(b *testing.B) func() {
+// cancelTrip goes from Send to OnCancel, and back by Heartbeat to the Handler.
+func cancelTrip(b *testing.B) func() {
 	e := echo{newRecorder(), make(chan struct{}, 1)}
 	s := startServer(b, e.recorder, nil)
 	s.handler = e

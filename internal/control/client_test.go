@@ -134,8 +134,8 @@ func TestHungryReachesEveryDispatcher(t *testing.T) {
 func TestSendHungryDoesNotWaitLong(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, newRecorder(), named("d-1"))
-	mute := startMute(t, "d-mute")
-	c := startClient(t, func(c *ClientConfig) { c.AckTimeout = 50 * time.Millisecond })
+	mute := startMute(t, "d-mute", patience)
+	c := startClient(t, func(c *ClientConfig) { c.AckTimeout = 500 * time.Millisecond })
 	if got := c.SendHungry(t.Context(), []string{"default"}, 1); got != 0 {
 		t.Errorf("%d acked without a connection", got)
 	}
@@ -145,13 +145,13 @@ func TestSendHungryDoesNotWaitLong(t *testing.T) {
 	if got := c.SendHungry(t.Context(), []string{"default"}, 1); got != 1 {
 		t.Errorf("%d acked, want 1", got)
 	}
-	if d := time.Since(start); d < 45*time.Millisecond || d > 5*time.Second {
-		t.Errorf("waited %v, want 50ms", d)
+	if d := time.Since(start); d < 450*time.Millisecond || d > 5*time.Second {
+		t.Errorf("waited %v, want 500ms", d)
 	}
 }
 
 // startMute is a dispatcher that never says anything after its WELCOME.
-func startMute(t *testing.T, id string) string {
+func startMute(t *testing.T, id string, interval time.Duration) string {
 	t.Helper()
 	lc := net.ListenConfig{}
 	ln, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -175,7 +175,7 @@ func startMute(t *testing.T, id string) string {
 					return
 				}
 				_, _ = nc.Write(mustFrame(t, &millracev1.ControlWelcome{
-					DispatcherId: id, ProtocolVersion: 1, HeartbeatInterval: durationpb.New(100 * time.Millisecond),
+					DispatcherId: id, ProtocolVersion: 1, HeartbeatInterval: durationpb.New(interval),
 					Mac: welcomeMAC([]byte(testToken), hello.GetNonce(), id),
 				}))
 				for err == nil {
@@ -191,7 +191,7 @@ func startMute(t *testing.T, id string) string {
 // A dispatcher that is silent for three heartbeats, PINGs included, is given up and tried again.
 func TestClientGivesUpSilentDispatcher(t *testing.T) {
 	t.Parallel()
-	addr := startMute(t, "d-mute")
+	addr := startMute(t, "d-mute", 100*time.Millisecond)
 	c := startClient(t, nil)
 	t.Cleanup(c.stop) // before the listener, which waits for its connections
 	c.SetTargets(map[string]string{"d-mute": addr})
@@ -204,7 +204,7 @@ func TestClientGivesUpSilentDispatcher(t *testing.T) {
 func TestPingKeepsConnection(t *testing.T) {
 	t.Parallel()
 	rec := newRecorder()
-	s := startServer(t, rec, func(c *ServerConfig) { c.HeartbeatInterval = 50 * time.Millisecond })
+	s := startServer(t, rec, func(c *ServerConfig) { c.HeartbeatInterval = 200 * time.Millisecond })
 	s.handler = neverAnswers{rec}
 	c := startClient(t, nil)
 	c.SetTargets(map[string]string{"d-1": s.addr})

@@ -148,7 +148,7 @@ func TestBadFrames(t *testing.T) {
 func TestSlowLoris(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, newRecorder(), func(c *ServerConfig) {
-		c.HandshakeTimeout, c.FrameTimeout = 200*time.Millisecond, 200*time.Millisecond
+		c.HandshakeTimeout, c.FrameTimeout = time.Second, time.Second
 	})
 	trickle := func(r *raw) {
 		for _, b := range mustFrame(t, &millracev1.ControlDrain{Reason: strings.Repeat("x", 1000)}) {
@@ -174,8 +174,8 @@ func TestSlowLoris(t *testing.T) {
 		r := connectRaw(t, s.addr, "w-2")
 		ping := mustFrame(t, &millracev1.ControlPing{Sequence: 1})
 		r.write(ping[:3])
-		for range 30 { // three times the limit of one frame
-			time.Sleep(20 * time.Millisecond)
+		for range 80 { // twice the limit of one frame
+			time.Sleep(25 * time.Millisecond)
 			r.write(append(ping[3:len(ping):len(ping)], ping[:3]...))
 			r.want(&millracev1.ControlPong{Sequence: 1})
 		}
