@@ -1,9 +1,11 @@
 package control
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
@@ -101,4 +103,58 @@ func TestHungryIsHeard(t *testing.T) {
 	if h, ok := e.Msg.(*millracev1.ControlHungry); !ok || h.GetFreeSlots() != 1 {
 		t.Errorf("heard %v", e.Msg)
 	}
+}
+
+// The bell against the plainest thing that could be right: one list of who is hungry for what since when.
+func TestBellModel(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		b := newBell()
+		peers := make([]*peer, 4)
+		for i := range peers {
+			peers[i] = &peer{info: WorkerInfo{ID: workerName(i)}}
+		}
+		type place struct {
+			p    *peer
+			lane string
+		}
+		var line []place
+		lanes := []string{"a", "b", "c"}
+		t.Repeat(map[string]func(*rapid.T){
+			"hungry": func(t *rapid.T) {
+				p := rapid.SampledFrom(peers).Draw(t, "peer")
+				wanted := rapid.SliceOfNDistinct(rapid.SampledFrom(lanes), 0, 3, rapid.ID[string]).Draw(t, "lanes")
+				b.hungry(p, wanted)
+				line = slices.DeleteFunc(line, func(x place) bool { return x.p == p && !slices.Contains(wanted, x.lane) })
+				for _, lane := range wanted {
+					if !slices.Contains(line, place{p, lane}) {
+						line = append(line, place{p, lane})
+					}
+				}
+			},
+			"ring": func(t *rapid.T) {
+				lane := rapid.SampledFrom(lanes).Draw(t, "lane")
+				var want *peer
+				if i := slices.IndexFunc(line, func(x place) bool { return x.lane == lane }); i >= 0 {
+					want = line[i].p
+					line = slices.DeleteFunc(line, func(x place) bool { return x.p == want })
+				}
+				if got := b.next(lane); got != want {
+					t.Fatalf("rang %v, want %v", got, want)
+				}
+			},
+			"": func(t *rapid.T) {
+				want := map[string]int{}
+				for _, x := range line {
+					want[x.lane]++
+				}
+				if diff := cmp.Diff(want, b.waiting()); diff != "" {
+					t.Fatalf("waiting (-want +got):\n%s", diff)
+				}
+				if len(b.lines) != len(want) {
+					t.Fatal("an empty line is kept")
+				}
+			},
+		})
+	})
 }
