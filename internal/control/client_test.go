@@ -255,6 +255,27 @@ func TestReconnectAnnouncesAgain(t *testing.T) {
 	await(t, c.events, "ring default", "d-1")
 }
 
+// A dispatcher with many agents is restarted: all of them come back, and none is turned out for coming together.
+func TestHerdComesBack(t *testing.T) {
+	t.Parallel()
+	first := startServer(t, newRecorder(), nil)
+	const n = 300
+	cs := make([]*testClient, n)
+	for i := range cs {
+		cs[i] = startClient(t, func(c *ClientConfig) { c.WorkerID = workerName(i) })
+		cs[i].SetTargets(map[string]string{"d-1": first.addr})
+	}
+	awaitThat(t, "all connected", func() bool { return len(first.Workers()) == n })
+	first.stop()
+	second := startServerAt(t, newRecorder(), first.addr, nil)
+	start := time.Now()
+	awaitThat(t, "all are back", func() bool { return len(second.Workers()) == n })
+	t.Logf("%d agents back after %v", n, time.Since(start))
+	if crowded := metric(t, second.reg, "handshakes_refused_total", refusedCrowded); crowded > 0 {
+		t.Errorf("%v were turned out", crowded)
+	}
+}
+
 func TestTargetsChangeLive(t *testing.T) {
 	t.Parallel()
 	s1, s2 := startServer(t, newRecorder(), named("d-1")), startServer(t, newRecorder(), named("d-2"))

@@ -99,7 +99,8 @@ func (c ServerConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Deps are what a Server or a Client is given; both may be nil. One registry takes one Server and one Client.
+// Deps are what a Server or a Client is given; both may be nil. Several that share a registry share
+// their counters.
 type Deps struct {
 	Log      *slog.Logger
 	Registry prometheus.Registerer
