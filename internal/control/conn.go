@@ -36,8 +36,8 @@ const (
 
 // conn is one TCP connection of either side. One goroutine, its owner's, reads; one writes; anybody sends.
 //
-// Sending appends to a buffer and wakes the writer, which takes all that has gathered in one write. A peer that does
-// not read fills the buffer and loses the connection; nobody ever waits for it.
+// What the socket takes at once is written by who sends it. The rest gathers in a buffer, and the writer takes all of
+// it in one write. A peer that does not read fills the buffer and loses the connection; nobody ever waits for it.
 type conn struct {
 	nc  net.Conn // what is read and written: perhaps TLS
 	raw net.Conn // the socket below: closing it never blocks, closing TLS may
@@ -51,10 +51,12 @@ type conn struct {
 	stopping atomic.Bool   // reading has been told to end
 
 	mu        sync.Mutex
-	pend      []byte // frames to be written
-	spare     []byte // the buffer written last, to be used again
-	finishing bool   // nothing more may be sent; the writer ends when all is written
-	dead      bool   // the socket is closed
+	inline    *inlineWriter // nil with TLS
+	writing   bool          // the writer is at it
+	pend      []byte        // frames to be written
+	spare     []byte        // the buffer written last, to be used again
+	finishing bool          // nothing more may be sent; the writer ends when all is written
+	dead      bool          // the socket is closed
 
 	wake       chan struct{} // size 1: the writer has something to do
 	writerDone chan struct{}
@@ -68,6 +70,9 @@ func newConn(nc, raw net.Conn, met *metrics, lim limits) *conn {
 	}
 	c.fr = newFrameReader(nc, lim.handshakeMax)
 	c.fr.wait = c.beforeRead
+	if nc == raw {
+		c.inline = newInlineWriter(raw)
+	}
 	go c.writeLoop() // ends by close
 	return c
 }
@@ -143,12 +148,20 @@ func (c *conn) send(m Message) bool {
 		c.abort()
 		return false
 	}
+	if before == 0 && !c.writing && c.inline != nil {
+		n := c.inline.write(pend)
+		pend = pend[:copy(pend, pend[n:])]
+		if len(pend) == 0 && cap(pend) > keepBuffer {
+			pend = nil
+		}
+	}
 	c.pend = pend
+	wake := before == 0 && len(pend) > 0
 	c.mu.Unlock()
 	if t, ok := TypeOf(m); ok {
 		c.met.out[t].Inc()
 	}
-	if before == 0 {
+	if wake {
 		c.wakeWriter()
 	}
 	return true
@@ -180,7 +193,7 @@ func (c *conn) flush() bool {
 			c.mu.Unlock()
 			return more
 		}
-		c.pend, c.spare = c.spare, nil
+		c.pend, c.spare, c.writing = c.spare, nil, true
 		allowed := c.lim.write
 		if c.finishing {
 			allowed = min(allowed, lingerTime)
@@ -192,11 +205,13 @@ func (c *conn) flush() bool {
 			c.abort() // wakes the reader, which reports the end
 			return false
 		}
+		_ = c.nc.SetWriteDeadline(time.Time{}) // one that has passed would stop writing inline
+		c.mu.Lock()
+		c.writing = false
 		if cap(buf) <= keepBuffer {
-			c.mu.Lock()
 			c.spare = buf[:0]
-			c.mu.Unlock()
 		}
+		c.mu.Unlock()
 	}
 }
 
@@ -237,6 +252,9 @@ func (c *conn) linger() {
 	case <-c.writerDone:
 	case <-time.After(lingerTime):
 		return // the peer does not read
+	}
+	if c.stopping.Load() {
+		return // a goodbye that gets lost does no harm, and nobody's end should wait for strangers
 	}
 	if w, ok := c.raw.(interface{ CloseWrite() error }); ok && w.CloseWrite() == nil {
 		_ = c.raw.SetReadDeadline(time.Now().Add(lingerTime))

@@ -1,8 +1,9 @@
 package control
 
 import (
+	"errors"
+
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Which end of the channel a metric belongs to; both can live in one process.
@@ -40,17 +41,37 @@ type metrics struct {
 	in, out [typeEnd]prometheus.Counter
 }
 
+// register registers c, or returns what is registered under its names already: a process can have several clients, one
+// after another or at once, and their counts add up.
+func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
+	if reg == nil {
+		return c
+	}
+	err := reg.Register(c)
+	if err == nil {
+		return c
+	}
+	if before, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+		if same, ok := before.ExistingCollector.(C); ok {
+			return same
+		}
+	}
+	panic(err) // the names are taken by something else: a programmer's mistake, seen at start
+}
+
 // newMetrics registers with reg, which may be nil. Every counter shows 0 from the start.
 func newMetrics(reg prometheus.Registerer, side string) *metrics {
-	if reg != nil {
-		reg = prometheus.WrapRegistererWith(prometheus.Labels{"side": side}, reg)
+	opts := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{
+			Namespace: "millrace", Subsystem: "control", Name: name, Help: help,
+			ConstLabels: prometheus.Labels{"side": side},
+		}
 	}
-	f := promauto.With(reg)
 	counter := func(name, help string) prometheus.Counter {
-		return f.NewCounter(prometheus.CounterOpts{Namespace: "millrace", Subsystem: "control", Name: name, Help: help})
+		return register(reg, prometheus.NewCounter(opts(name, help)))
 	}
 	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return f.NewCounterVec(prometheus.CounterOpts{Namespace: "millrace", Subsystem: "control", Name: name, Help: help}, labels)
+		return register(reg, prometheus.NewCounterVec(opts(name, help), labels))
 	}
 	m := &metrics{
 		opened:    counter("connections_opened_total", "Control connections that finished the handshake."),

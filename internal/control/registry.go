@@ -34,6 +34,13 @@ func (r *registry) claim(p *peer) *peer {
 	return before
 }
 
+// current reports whether p is still the connection of its worker.
+func (r *registry) current(p *peer) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.peers[p.info.ID] == p
+}
+
 // welcome opens p for messages, behind first, and reports whether it is still the connection of its worker.
 func (r *registry) welcome(p *peer, first Message) bool {
 	r.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// WorkerInfo is one connection of one worker, as its HELLO told.
+// WorkerInfo is one connection of one worker, as its HELLO told. Nobody writes to it.
 type WorkerInfo struct {
 	ID           string
 	AgentVersion string
@@ -37,7 +37,7 @@ type Handler interface {
 	// Disconnected is called once after every Connected that returned nil. It must not block.
 	Disconnected(w WorkerInfo)
 	// Heartbeat runs on the reading goroutine and must not block. reply may be called from any goroutine, now or later,
-	// or never; it fills in the sequence. After the connection has ended it does nothing.
+	// or never; it fills in the sequence and does not block. After the connection has ended it does nothing.
 	Heartbeat(w WorkerInfo, hb *millracev1.ControlHeartbeat, reply func(*millracev1.ControlHeartbeatAck))
 	// Hungry runs on the reading goroutine after the worker was put in line and ACKed, and must not block. It is the
 	// moment to look for a backlog of its lanes. A worker that is no longer hungry comes without lanes.
@@ -54,9 +54,11 @@ type ServerConfig struct {
 	HeartbeatInterval time.Duration
 	// HandshakeTimeout is for everything up to HELLO. 5s.
 	HandshakeTimeout time.Duration
+	// FrameTimeout is for one frame, from its first byte to its last. 10s.
+	FrameTimeout time.Duration
 	// ConnectTimeout is for Handler.Connected. 5s.
 	ConnectTimeout time.Duration
-	// MaxUnauthenticated bounds the connections that have not shown a good HELLO yet; one more closes the oldest. 256.
+	// MaxUnauthenticated bounds the connections that have not shown a good HELLO yet; one more closes the oldest. 1024.
 	MaxUnauthenticated int
 	// QueueBytes bounds what may wait for an agent that does not read. 256 KiB.
 	QueueBytes int
@@ -69,8 +71,9 @@ type ServerConfig struct {
 func (c *ServerConfig) setDefaults() {
 	defaultTo(&c.HeartbeatInterval, 10*time.Second)
 	defaultTo(&c.HandshakeTimeout, 5*time.Second)
+	defaultTo(&c.FrameTimeout, defaultLimits.frame)
 	defaultTo(&c.ConnectTimeout, 5*time.Second)
-	defaultTo(&c.MaxUnauthenticated, 256)
+	defaultTo(&c.MaxUnauthenticated, 1024)
 	defaultTo(&c.QueueBytes, defaultLimits.queue)
 }
 
@@ -87,7 +90,7 @@ func (c ServerConfig) Validate() error {
 	if !ValidID(c.DispatcherID) {
 		errs = append(errs, fmt.Errorf("dispatcher id %q: use 1 to 128 of A-Z a-z 0-9 . _ -, the first not a dot", c.DispatcherID))
 	}
-	if c.HeartbeatInterval < 0 || c.HandshakeTimeout < 0 || c.ConnectTimeout < 0 {
+	if min(c.HeartbeatInterval, c.HandshakeTimeout, c.FrameTimeout, c.ConnectTimeout) < 0 {
 		errs = append(errs, errors.New("heartbeat interval and timeouts must not be negative"))
 	}
 	if c.MaxUnauthenticated < 0 || c.QueueBytes < 0 {
@@ -96,7 +99,8 @@ func (c ServerConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Deps are what a Server or a Client is given; both may be nil.
+// Deps are what a Server or a Client is given; both may be nil. Several that share a registry share
+// their counters.
 type Deps struct {
 	Log      *slog.Logger
 	Registry prometheus.Registerer
@@ -132,7 +136,7 @@ func NewServer(cfg ServerConfig, h Handler, deps Deps) (*Server, error) {
 		cfg: cfg, handler: h, log: deps.logger(), met: newMetrics(deps.Registry, sideServer), lim: defaultLimits,
 		bell: newBell(), peers: newRegistry(), lobby: newLobby(cfg.MaxUnauthenticated),
 	}
-	s.lim.queue = cfg.QueueBytes
+	s.lim.queue, s.lim.frame = cfg.QueueBytes, cfg.FrameTimeout
 	return s, nil
 }
 

@@ -138,6 +138,9 @@ func (s *Server) servePeer(ctx context.Context, c *conn, hello *millracev1.Contr
 		<-before.gone // not long: its reading has ended, and Disconnected does not block
 	}
 	defer s.peers.release(p)
+	if !s.peers.current(p) {
+		return // replaced while it waited
+	}
 
 	if err := s.connect(ctx, p); err != nil {
 		s.refuse(c, &refusal{

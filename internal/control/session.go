@@ -18,7 +18,7 @@ import (
 const (
 	// The pause before the first try after a lost connection: enough for a restarted dispatcher's thousand agents not
 	// to come in the same millisecond.
-	firstBackoff = 50 * time.Millisecond
+	firstBackoff = 200 * time.Millisecond
 	// The same failure is logged once in this time.
 	logEvery = 30 * time.Second
 )
