@@ -13,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -76,9 +77,15 @@ func summarize(r io.Reader, w io.Writer) (totals, error) {
 			return total, err
 		}
 	}
-	for name := range runs {
+	for _, name := range slices.Sorted(maps.Keys(runs)) {
+		run := runs[name]
+		for _, test := range run.running {
+			run.print(test, w)
+		}
 		fmt.Fprintf(w, "FAIL\t%s\tno result: go test was stopped\n", name)
-		total.failed++
+		total.passed += run.passed
+		total.failed += run.failed + max(1, len(run.running))
+		total.skipped += run.skipped
 	}
 	fmt.Fprintf(w, "tests: %d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped)
 	return total, nil

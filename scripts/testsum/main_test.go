@@ -32,7 +32,9 @@ func TestSummarize(t *testing.T) {
 {"ImportPath":"d","Action":"build-fail"}
 {"Action":"fail","Package":"d","FailedBuild":"d"}
 {"Action":"skip","Package":"e"}
-{"Action":"start","Package":"f"}
+{"Action":"run","Package":"f","Test":"TestDone"}
+{"Action":"pass","Package":"f","Test":"TestDone"}
+{"Action":"run","Package":"f","Test":"TestStopped"}
 `
 	var out strings.Builder
 	got, err := summarize(strings.NewReader(input), &out)
@@ -40,12 +42,12 @@ func TestSummarize(t *testing.T) {
 		t.Fatal(err)
 	}
 	// b: the test and its subtest; c: the one that hung; d: the build; f: no end.
-	if want := (totals{passed: 1, failed: 5, skipped: 1}); got != want {
+	if want := (totals{passed: 2, failed: 5, skipped: 1}); got != want {
 		t.Errorf("totals = %+v, want %+v", got, want)
 	}
 	for _, want := range []string{
 		"make: a line of something else\n", "ok\ta\t0.2s\n", "sub says\n", "bad says\n", "FAIL\tb\t0.3s\n",
-		"panic: test timed out\n", "d.go:1: does not compile\n", "FAIL\td", "FAIL\tf\tno result", "tests: 1 passed, 5 failed, 1 skipped\n",
+		"panic: test timed out\n", "d.go:1: does not compile\n", "FAIL\td", "FAIL\tf\tno result", "tests: 2 passed, 5 failed, 1 skipped\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("output lacks %q:\n%s", want, out.String())
