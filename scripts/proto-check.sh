@@ -17,7 +17,8 @@ if ! diff <(generated .) <(generated "$tmp/new"); then
   failed=1
 fi
 while IFS= read -r file; do
-  if [ -f "$file" ] && ! diff -u "$file" "$tmp/new/$file"; then
+  if [ -f "$file" ] && ! diff -u "$file" "$tmp/new/$file" >"$tmp/diff"; then
+    head -n 20 "$tmp/diff"
     echo "proto-check: $file is not what its .proto gives; run: make proto" >&2
     failed=1
   fi
