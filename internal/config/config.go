@@ -85,7 +85,7 @@ func (l *loader) load(v reflect.Value, prefix string) {
 	if !v.Addr().CanInterface() {
 		return // an embedded struct of an unexported type: its owner checks it
 	}
-	if val, ok := v.Addr().Interface().(validator); ok {
+	if val, ok := reflect.TypeAssert[validator](v.Addr()); ok {
 		l.add(val.Validate())
 	}
 }
@@ -145,22 +145,19 @@ func parseField(value reflect.Value, field reflect.StructField, prefix string, e
 // explain turns the error of the env package into one for the person who set
 // the variable.
 func explain(name, value string, secret bool, err error) error {
-	var unset env.VarIsNotSetError
-	var empty env.EmptyVarError
-	if errors.As(err, &unset) || errors.As(err, &empty) {
+	_, unset := errors.AsType[env.VarIsNotSetError](err)
+	_, empty := errors.AsType[env.EmptyVarError](err)
+	if unset || empty {
 		return fmt.Errorf("%s is not set, and has no default", name)
 	}
 	if secret {
 		return fmt.Errorf("%s cannot be read (its value is a secret and not shown)", name)
 	}
-	var aggregate env.AggregateError
-	if errors.As(err, &aggregate) && len(aggregate.Errors) == 1 {
-		err = aggregate.Errors[0]
+	if parse, ok := errors.AsType[env.ParseError](err); ok {
+		return fmt.Errorf("%s=%s: %w", name, RedactURL(value), plain(parse.Type, parse.Err))
 	}
-	var parse env.ParseError
-	if errors.As(err, &parse) {
-		err = parse.Err
-		return fmt.Errorf("%s=%s: %w", name, RedactURL(value), plain(parse.Type, err))
+	if aggregate, ok := errors.AsType[env.AggregateError](err); ok && len(aggregate.Errors) == 1 {
+		err = aggregate.Errors[0]
 	}
 	return fmt.Errorf("%s: %w", name, err)
 }

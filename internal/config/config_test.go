@@ -25,7 +25,7 @@ type service struct {
 	Name     string        `env:"NAME,required" help:"name | label"`
 	Grace    time.Duration `env:"GRACE" help:"how long"`
 	Other    nested        `envPrefix:"OTHER_"`
-	internal string
+	private  string        // not a setting, and none of Load's business
 }
 
 type nested struct {
@@ -43,7 +43,7 @@ func (c *service) Validate() error {
 
 func TestLoadDefaults(t *testing.T) {
 	t.Parallel()
-	var got service
+	got := service{private: "kept"}
 	if err := loadFrom(&got, map[string]string{"MILLRACE_NAME": "n"}); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestLoadDefaults(t *testing.T) {
 		},
 		Log:      Log{Level: slog.LevelInfo, Format: LogText},
 		HTTPAddr: "127.0.0.1:8080", Slots: 4, Queues: []string{"default"}, Name: "n",
-		Other: nested{Ratio: 0.5},
+		Other: nested{Ratio: 0.5}, private: "kept",
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(service{})); diff != "" {
 		t.Errorf("defaults (-want +got):\n%s", diff)

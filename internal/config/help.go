@@ -35,8 +35,7 @@ func Vars(cfgs ...any) []Var {
 }
 
 func appendVars(vars []Var, t reflect.Type, prefix string) []Var {
-	for i := range t.NumField() {
-		field := t.Field(i)
+	for field := range t.Fields() {
 		switch {
 		case isHidden(field):
 		case isGroup(field):

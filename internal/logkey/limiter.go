@@ -63,7 +63,7 @@ func (l *Limiter) log(ctx context.Context, level slog.Level, key, msg string, er
 	if suppressed > 0 {
 		attrs = append(attrs, slog.Int(Suppressed, suppressed))
 	}
-	l.logger.Log(ctx, level, msg, attrs...)
+	l.logger.Log(ctx, level, msg, attrs...) //nolint:sloglint // the caller's constant
 }
 
 // allow says whether key may write now, and how many lines it left out before.

@@ -38,7 +38,7 @@ func TestExpectMakesASilentLoopNotReady(t *testing.T) {
 func TestLoopIsOnePerName(t *testing.T) {
 	t.Parallel()
 	s := NewStatus()
-	if s.Loop("a") != s.Loop("a") {
+	if first, second := s.Loop("a"), s.Loop("a"); first != second {
 		t.Error("Loop made a second one of the same name")
 	}
 	s.Loop("b").Doing("x")
