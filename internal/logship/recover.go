@@ -143,7 +143,10 @@ func (s *Shipper) sendLeftover(ctx context.Context, files []*leftover) (err erro
 			_ = lo.f.Close()
 		}
 	}()
-	out := &leftoverSender{s: s, shard: store.LogShard(files[0].task, s.deps.Shards())}
+	s.mu.Lock()
+	shards := s.number
+	s.mu.Unlock()
+	out := &leftoverSender{s: s, shard: store.LogShard(files[0].task, shards)}
 	re := replacer{sequence: files[0].headSeq, offset: files[0].headEnd, at: files[0].start}
 	for _, lo := range files {
 		err := lo.records(func(b []byte) error {
