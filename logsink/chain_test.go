@@ -180,6 +180,16 @@ func (c *chain) follow(id string, attempt uint32) ([]byte, *millracev1.LogView) 
 	return data, status.View
 }
 
+// eventually waits for what nothing announces to a test.
+func (c *chain) eventually(what string, ok func() bool) {
+	c.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			c.t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
 func noise(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b)
@@ -237,11 +247,9 @@ func TestChainIsByteExact(t *testing.T) {
 	if s := sha256.Sum256(onDisk); !bytes.Equal(s[:], sum.Sum(nil)) {
 		t.Error("the file differs from what was written")
 	}
-	if n := c.redis.Do(t, "XLEN", "logs:"+strconv.Itoa(store.LogShard("big", store.DefaultLogShards))); n != "0" {
-		t.Errorf("%s chunks are left in the stream", n)
-	}
-	rec, err := c.store.LogView(t.Context(), "big", 1)
-	if err != nil || !rec.GetComplete() || rec.GetBytes() != uint64(len(onDisk)) {
-		t.Errorf("log state in the record = %v, %v", rec, err)
-	}
+	c.eventually("the stream is empty and the record knows", func() bool {
+		rec, err := c.store.LogView(t.Context(), "big", 1)
+		return err == nil && rec.GetComplete() && rec.GetBytes() == uint64(len(onDisk)) &&
+			c.redis.Do(t, "XLEN", "logs:"+strconv.Itoa(store.LogShard("big", store.DefaultLogShards))) == "0"
+	})
 }
