@@ -12,6 +12,7 @@ import (
 
 	"github.com/millrace/millrace/internal/api"
 	"github.com/millrace/millrace/internal/config"
+	"github.com/millrace/millrace/internal/spec"
 	"github.com/millrace/millrace/internal/store"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
@@ -58,6 +59,9 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 // ReadLog implements [api.LogReader]. With Follow it also ends when the record says that the attempt printed nothing:
 // such an attempt has no log whose end could come.
 func (c *Client) ReadLog(ctx context.Context, q api.LogQuery, piece func(api.LogPiece) error) (api.LogStatus, error) {
+	if !spec.ValidID(string(q.Task)) {
+		return api.LogStatus{}, fmt.Errorf("%q cannot be the id of a task", q.Task)
+	}
 	reading, stop := context.WithCancel(ctx)
 	silent := make(chan bool, 1)
 	if q.Follow {
