@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/millrace/millrace/internal/api"
 	"github.com/millrace/millrace/internal/config"
 	"github.com/millrace/millrace/internal/logread"
 	"github.com/millrace/millrace/internal/logship"
@@ -24,7 +26,6 @@ import (
 	"github.com/millrace/millrace/internal/task"
 	"github.com/millrace/millrace/logsink"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
-	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -63,7 +64,7 @@ func newChain(t testing.TB) *chain {
 	c.store = newStore(t, c.redis.URL(), "")
 	c.sink = c.startSink("")
 	c.startShipper(logship.Config{Compress: true})
-	c.client = logread.New(logread.Config{Token: token, LostWait: time.Second}, logread.Deps{Store: c.store})
+	c.client = logread.New(logread.Config{Token: token}, c.store)
 	t.Cleanup(c.client.Close)
 	return c
 }
@@ -119,7 +120,7 @@ func (c *chain) startShipper(cfg logship.Config) {
 	c.t.Helper()
 	cfg.SpoolDir = c.spool
 	s, err := logship.New(cfg, logship.Deps{
-		Appender: c.store, Shards: func() int { return store.DefaultLogShards }, Logger: logger(c.t),
+		Appender: c.store, Shards: c.store.LogShards, Logger: logger(c.t),
 	})
 	if err != nil {
 		c.t.Fatal(err)
@@ -136,39 +137,57 @@ func (c *chain) run(id string, attempt uint32) logship.Attempt {
 	return logship.Attempt{Task: id, Attempt: attempt, Worker: worker, Date: date}
 }
 
-// finish makes the task final, or with next due for another attempt.
-func (c *chain) finish(id string, attempt uint32, next bool) {
+// finish writes how an attempt ended.
+func (c *chain) finish(id string, end *millracev1.AttemptEnd) {
 	c.t.Helper()
-	end, err := proto.Marshal(&millracev1.AttemptEnd{Attempt: attempt, Worker: worker})
+	end.Worker = worker
+	b, err := proto.Marshal(end)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	state, a := task.Succeeded, attempt
-	if next {
-		state, a = task.Delayed, attempt+1
-	}
-	c.redis.Do(c.t, "HSET", c.store.Keys().Task(id), "s", string(rune(state)), "a", strconv.Itoa(int(a)), "h"+strconv.Itoa(int(attempt)), string(end))
+	c.redis.Do(c.t, "HSET", c.store.Keys().Task(id), "s", string(rune(task.Succeeded)), "h"+strconv.Itoa(int(end.GetAttempt())), string(b))
 }
 
 func (c *chain) path(id string, attempt uint32) string {
 	return filepath.Join(c.dir, date, id, fmt.Sprintf("%d.log", attempt))
 }
 
-// follow reads the log of a task to its end.
-func (c *chain) follow(id string) (data []byte, log *millracev1.LogView) {
+// read reads the log of an attempt, with follow to its end.
+func (c *chain) read(q api.LogQuery) (data []byte, status api.LogStatus) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), 60*time.Second)
 	defer cancel()
-	for p, err := range c.client.Read(ctx, logread.Request{Task: task.ID(id), Follow: true}) {
-		if err != nil {
-			c.t.Fatalf("follow %s: %v after %d bytes", id, err, len(data))
-		}
-		data = append(data, p.GetData()...)
-		if p.GetLog() != nil {
-			log = p.GetLog()
+	status, err := c.client.ReadLog(ctx, q, func(p api.LogPiece) error {
+		data = append(data, p.Data...)
+		return nil
+	})
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		c.t.Fatalf("read %s: %v after %d bytes", q.Task, err, len(data))
+	}
+	return data, status
+}
+
+// follow reads the log of an attempt to its end.
+func (c *chain) follow(id string, attempt uint32) ([]byte, *millracev1.LogView) {
+	c.t.Helper()
+	data, status := c.read(api.LogQuery{Task: task.ID(id), Attempt: attempt, Follow: true})
+	if !status.Ended {
+		c.t.Errorf("the log of %s did not end: %v", id, status.View)
+	}
+	return data, status.View
+}
+
+// eventually waits for what nothing announces to a test.
+func (c *chain) eventually(what string, ok func() bool) {
+	c.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			c.t.Fatalf("not within 20 s: %s", what)
 		}
 	}
-	return data, log
 }
 
 func noise(seed uint64, n int) []byte {
@@ -206,24 +225,20 @@ func TestChainIsByteExact(t *testing.T) {
 		}
 	}
 	l.Close()
-	c.finish("big", 1, false)
 	got := sha256.New()
 	var n int
-	var view *millracev1.LogView
-	for p, err := range c.client.Read(t.Context(), logread.Request{Task: "big", Follow: true}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		got.Write(p.GetData())
-		n += len(p.GetData())
-		if p.GetLog() != nil {
-			view = p.GetLog()
-		}
+	status, err := c.client.ReadLog(t.Context(), api.LogQuery{Task: "big", Attempt: 1, Follow: true}, func(p api.LogPiece) error {
+		n += len(p.Data)
+		_, err := got.Write(p.Data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	took := time.Since(begin)
 	t.Logf("%d bytes in %v: %.0f MB/s", n, took, float64(n)/1e6/took.Seconds())
-	if !bytes.Equal(got.Sum(nil), sum.Sum(nil)) || !view.GetComplete() {
-		t.Errorf("followed %d bytes, checksums equal %v, %v", n, bytes.Equal(got.Sum(nil), sum.Sum(nil)), view)
+	if !bytes.Equal(got.Sum(nil), sum.Sum(nil)) || !status.View.GetComplete() {
+		t.Errorf("followed %d bytes, checksums equal %v, %v", n, bytes.Equal(got.Sum(nil), sum.Sum(nil)), status.View)
 	}
 	onDisk, err := os.ReadFile(c.path("big", 1))
 	if err != nil {
@@ -232,13 +247,9 @@ func TestChainIsByteExact(t *testing.T) {
 	if s := sha256.Sum256(onDisk); !bytes.Equal(s[:], sum.Sum(nil)) {
 		t.Error("the file differs from what was written")
 	}
-	if n := c.redis.Do(t, "XLEN", "logs:"+strconv.Itoa(store.LogShard("big", store.DefaultLogShards))); n != "0" {
-		t.Errorf("%s chunks are left in the stream", n)
-	}
-	rec, err := c.store.LogView(t.Context(), "big", 1)
-	if err != nil || !rec.GetComplete() || rec.GetBytes() != uint64(len(onDisk)) {
-		t.Errorf("log state in the record = %v, %v", rec, err)
-	}
+	c.eventually("the stream is empty and the record knows", func() bool {
+		rec, err := c.store.LogView(t.Context(), "big", 1)
+		return err == nil && rec.GetComplete() && rec.GetBytes() == uint64(len(onDisk)) &&
+			c.redis.Do(t, "XLEN", "logs:"+strconv.Itoa(store.LogShard("big", store.DefaultLogShards))) == "0"
+	})
 }
-
-var _ = errors.Is

@@ -39,12 +39,6 @@ type source struct {
 	since time.Time // of the first of them
 }
 
-func (r *reader) source(attempt uint32, follow bool) *source {
-	s := &source{c: r.c, task: string(r.req.Task), attempt: attempt, stream: r.req.Stream, follow: follow}
-	s.offset, s.tail = r.req.Offset, r.req.Tail
-	return s
-}
-
 func (s *source) close() {
 	if s.body != nil {
 		_ = s.body.Close()

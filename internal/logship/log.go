@@ -54,7 +54,8 @@ type Log struct {
 	sealed   time.Time
 	timer    *time.Timer // flushes buf; nil while there is nothing to flush
 	q        queue
-	shard    *shard // nil before the first byte
+	started  bool   // the Shipper knows it
+	shard    *shard // nil before the first chunk
 	ready    bool   // the shard's sender knows that there is something
 	sequence uint64 // of the next chunk
 	offset   uint64 // of the next chunk
@@ -127,10 +128,10 @@ func (w streamWriter) Write(p []byte) (int, error) {
 
 // start makes the log known to the shipper; with mu held.
 func (l *Log) start() {
-	if l.shard != nil {
+	if l.started {
 		return
 	}
-	l.shard = l.s.shardFor(l.a.Task)
+	l.started = true
 	l.sum = sha256.New()
 	l.s.mu.Lock()
 	l.s.open[l] = struct{}{}
@@ -261,7 +262,13 @@ func (l *Log) drop(n uint64) {
 
 // announce tells the sender that there is something; with mu held.
 func (l *Log) announce() {
-	if !l.ready && !l.stopped {
+	if l.ready || l.stopped {
+		return
+	}
+	if l.shard == nil {
+		l.shard = l.s.shardFor(l.a.Task)
+	}
+	if l.shard != nil {
 		l.ready = true
 		l.shard.add(l)
 	}

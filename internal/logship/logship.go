@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/millrace/millrace/internal/logkey"
 	"github.com/millrace/millrace/internal/store"
 )
 
@@ -98,9 +99,8 @@ func (c Config) Validate() error {
 type Deps struct {
 	// Appender is where chunks go.
 	Appender Appender
-	// Shards is the number of log shards, fixed for the life of a namespace. It is asked when a Log is opened and when
-	// a spool is sent, never before Redis was reached once.
-	Shards func() int
+	// Shards is the number of log shards, fixed for the life of a namespace. It is asked until it answers once.
+	Shards func(ctx context.Context) (int, error)
 	// Logger may be nil.
 	Logger *slog.Logger
 	// Registerer may be nil.
@@ -119,6 +119,7 @@ type Shipper struct {
 	spooled atomic.Int64 // bytes in spool files
 
 	mu      sync.Mutex
+	number  int // of shards; 0 while unknown
 	shards  map[int]*shard
 	open    map[*Log]struct{} // logs that have written something and are not sent to their end
 	sendCtx context.Context   // set while Run runs; senders are started under it
@@ -162,7 +163,11 @@ func (s *Shipper) Run(ctx context.Context) error {
 	s.mu.Unlock()
 
 	var left sync.WaitGroup
-	left.Go(func() { s.sendLeftovers(ctx) })
+	left.Go(func() {
+		if s.learnShards(ctx) {
+			s.sendLeftovers(ctx)
+		}
+	})
 
 	<-ctx.Done()
 	left.Wait()
@@ -224,11 +229,40 @@ func (s *Shipper) logs() []*Log {
 	return logs
 }
 
-// shardFor returns the sender of a task's shard and starts it when it is new.
+// learnShards asks for the number of shards and then lets the logs that waited for it be sent.
+func (s *Shipper) learnShards(ctx context.Context) bool {
+	pause := pauser{min: 50 * time.Millisecond, max: time.Second}
+	for {
+		n, err := s.deps.Shards(ctx)
+		if err == nil {
+			s.mu.Lock()
+			s.number = n
+			s.mu.Unlock()
+			break
+		}
+		s.log.Debug("the number of log shards is not known yet", slog.Any(logkey.Err, err))
+		if pause.wait(ctx) != nil {
+			return false
+		}
+	}
+	for _, l := range s.logs() {
+		l.mu.Lock()
+		if !l.q.empty() {
+			l.announce()
+		}
+		l.mu.Unlock()
+	}
+	return true
+}
+
+// shardFor returns the sender of a task's shard and starts it when it is new; nil while the shards are unknown.
 func (s *Shipper) shardFor(task string) *shard {
-	n := store.LogShard(task, s.deps.Shards())
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.number == 0 {
+		return nil
+	}
+	n := store.LogShard(task, s.number)
 	sh := s.shards[n]
 	if sh == nil {
 		sh = &shard{s: s, n: n, wake: make(chan struct{}, 1)}

@@ -1,6 +1,7 @@
 package logship
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,7 +65,7 @@ func (s *Shipper) sendLeftoversOnce(ctx context.Context) error {
 		errs = append(errs, s.sendLeftover(ctx, []*leftover{lo}))
 	}
 	for _, tails := range files {
-		slices.SortFunc(tails, func(a, b *leftover) int { return a.modified.Compare(b.modified) })
+		slices.SortFunc(tails, func(a, b *leftover) int { return cmp.Compare(a.from, b.from) })
 		errs = append(errs, s.sendLeftover(ctx, tails))
 	}
 	return errors.Join(errs...)
@@ -72,14 +73,14 @@ func (s *Shipper) sendLeftoversOnce(ctx context.Context) error {
 
 // leftover is a spool file of an agent that is gone, locked by us.
 type leftover struct {
-	f        *os.File
-	task     string
-	attempt  uint32
-	tail     bool
-	start    uint64 // of a tail, see there
-	headEnd  uint64
-	headSeq  uint64
-	modified time.Time
+	f       *os.File
+	task    string
+	attempt uint32
+	tail    bool
+	start   uint64 // of a tail, see there
+	headEnd uint64
+	headSeq uint64
+	from    uint64
 }
 
 func (lo *leftover) key() string { return fmt.Sprintf("%s@%d", lo.task, lo.attempt) }
@@ -97,7 +98,7 @@ func (s *Shipper) openLeftover(name string) *leftover {
 	info, err := f.Stat()
 	// The name is looked up again: between opening and locking, its agent may have sent and deleted it.
 	if err == nil && lockFile(f) == nil && sameFile(f.Name(), info) {
-		lo.f, lo.modified = f, info.ModTime()
+		lo.f = f
 		return &lo
 	}
 	_ = f.Close()
@@ -109,16 +110,16 @@ func sameFile(path string, info os.FileInfo) bool {
 	return err == nil && os.SameFile(now, info)
 }
 
-// parseSpoolName splits task@attempt@random.spool and task@attempt@random@start@end@sequence.tail.
+// parseSpoolName splits task@attempt@random.spool and task@attempt@random@start@end@sequence@from.tail.
 func parseSpoolName(name string) (leftover, bool) {
 	var lo leftover
 	ext := filepath.Ext(name)
 	parts := strings.Split(strings.TrimSuffix(name, ext), "@")
 	switch {
 	case ext == ".spool" && len(parts) == 3:
-	case ext == ".tail" && len(parts) == 6:
+	case ext == ".tail" && len(parts) == 7:
 		lo.tail = true
-		for i, p := range []*uint64{&lo.start, &lo.headEnd, &lo.headSeq} {
+		for i, p := range []*uint64{&lo.start, &lo.headEnd, &lo.headSeq, &lo.from} {
 			n, err := strconv.ParseUint(parts[3+i], 10, 64)
 			if err != nil {
 				return lo, false
@@ -143,7 +144,10 @@ func (s *Shipper) sendLeftover(ctx context.Context, files []*leftover) (err erro
 			_ = lo.f.Close()
 		}
 	}()
-	out := &leftoverSender{s: s, shard: store.LogShard(files[0].task, s.deps.Shards())}
+	s.mu.Lock()
+	shards := s.number
+	s.mu.Unlock()
+	out := &leftoverSender{s: s, shard: store.LogShard(files[0].task, shards)}
 	re := replacer{sequence: files[0].headSeq, offset: files[0].headEnd, at: files[0].start}
 	for _, lo := range files {
 		err := lo.records(func(b []byte) error {

@@ -14,7 +14,7 @@ import (
 // tail keeps the last part of an output that is longer than its limit, in a few files of which the oldest is deleted
 // when a new one is begun. Its chunks carry their offset in the task's whole output; their place in the log is known
 // only at the end, when it is known how much was left out. Where the head ended is in each file's
-// name, so that another agent can give the same chunks the same places.
+// name, and where the file begins, so that another agent can give the same chunks the same places.
 type tail struct {
 	l        *Log
 	chunkMax int
@@ -49,7 +49,7 @@ func (t *tail) add(c *millracev1.LogChunk) {
 	t.raw += size
 	last := t.last()
 	if last == nil || last.size+size > t.fileMax {
-		if last = t.rotate(); last == nil {
+		if last = t.rotate(c.GetOffset()); last == nil {
 			return
 		}
 	}
@@ -68,12 +68,13 @@ func (t *tail) last() *segment {
 	return t.segments[len(t.segments)-1]
 }
 
-func (t *tail) rotate() *segment {
+// rotate begins a file with the output from that offset on.
+func (t *tail) rotate(from uint64) *segment {
 	if len(t.segments) == tailSegments {
 		t.segments[0].remove()
 		t.segments = t.segments[1:]
 	}
-	p, err := t.l.s.newSpool(t.l.a.Task, t.l.a.Attempt, fmt.Sprintf("@%d@%d@%d.tail", t.start, t.headEnd, t.headSeq))
+	p, err := t.l.s.newSpool(t.l.a.Task, t.l.a.Attempt, fmt.Sprintf("@%d@%d@%d@%d.tail", t.start, t.headEnd, t.headSeq, from))
 	if err != nil {
 		t.fail(err)
 		return nil
