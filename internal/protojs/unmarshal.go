@@ -153,7 +153,7 @@ func (d *decoder) next() json.Token {
 			d.depth--
 		}
 		if d.depth > maxDepth {
-			d.err = fmt.Errorf("%s: nested deeper than %d levels", shorten(d.where()), maxDepth)
+			d.err = fmt.Errorf("nested deeper than %d levels", maxDepth)
 			return nil
 		}
 	}
@@ -295,7 +295,7 @@ func (d *decoder) entry(entries protoreflect.Map, fd protoreflect.FieldDescripto
 	k, ok := d.mapKey(fd.MapKey(), key)
 	switch {
 	case d.err != nil:
-	case again:
+	case again || ok && entries.Has(k): // numbers have several spellings
 		d.problem("given twice: remove one")
 		d.skip(tok)
 	case !ok:
