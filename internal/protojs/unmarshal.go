@@ -211,8 +211,12 @@ func (d *decoder) object(m protoreflect.Message) {
 // unknown notes a name that the message does not have, with the nearest one that it has.
 func (d *decoder) unknown(md protoreflect.MessageDescriptor, key string) {
 	at := ""
-	if len(d.path) > 0 {
-		at = " at " + d.where() + "." + shorten(key)
+	switch {
+	case len(d.path) == 0: // the name says it all
+	case plainName(key):
+		at = " at " + d.where() + "." + key
+	default:
+		at = " in " + d.where()
 	}
 	path := d.path
 	d.path = nil

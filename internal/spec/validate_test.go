@@ -201,6 +201,11 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
+func TestNoTask(t *testing.T) {
+	t.Parallel()
+	wantProblems(t, nil, Limits{}, `command: missing, there is nothing to run: give "command": {"argv": ["echo", "hi"]} or "call": {"handler": "…"}`)
+}
+
 func TestOwnLimit(t *testing.T) {
 	t.Parallel()
 	task := parse(t, `{"command":{"argv":["0123456789"]}}`)
