@@ -59,17 +59,19 @@ func TestMarshalFull(t *testing.T) {
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	got, err = Codec{Full: true}.Marshal(&millracev1.GetTaskResponse{Task: &millracev1.TaskView{
-		Id: "a", Attempts: []*millracev1.AttemptEnd{{}}, Spec: &millracev1.Task{Id: "a", Log: &millracev1.LogOptions{}},
-	}})
+	got, err = Codec{Full: true}.Marshal(&millracev1.SubmitRequest{Task: &millracev1.Task{Id: "a", Log: &millracev1.LogOptions{}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = `{"task":{"id":"a","name":"","state":null,"attempt":0,"reason":null,"exitCode":null,"signal":"","worker":"",` +
-		`"attempts":[{"attempt":0,"worker":"","reason":null,"exitCode":0,"signal":"","message":"","startedAt":null,"endedAt":null,` +
-		`"output":"","usage":null,"survivors":[],"coreDumped":false,"killed":false,"retryAt":null}],"message":"","queue":"",` +
-		`"priority":"","cancelRequested":false,"failures":0,"lost":0,"createdAt":null,"startedAt":null,"endedAt":null,` +
-		`"dueAt":null,"log":null,"spec":{"id":"a","log":{}}}}`
+	if diff := cmp.Diff(`{"task":{"id":"a","log":{}}}`, string(got)); diff != "" {
+		t.Errorf("a task is filled up (-want +got):\n%s", diff)
+	}
+	got, err = Codec{Full: true}.Marshal(kinds(t).New().Interface())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = `{"aBool":false,"i32":0,"s32":0,"sf32":[],"f32":0,"i64":[],"s64":0,"sf64":0,"f64":0,"flt":[],"child":null,` +
+		`"byBool":{},"byInt":{},"word":null,"zLast":""}`
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
