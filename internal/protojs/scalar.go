@@ -138,6 +138,10 @@ func (d *decoder) mapKey(fd protoreflect.FieldDescriptor, key string) (protorefl
 		d.problem("want the key true or false, found %q", shorten(key))
 		return protoreflect.MapKey{}, false
 	default:
+		if !looksNumeric(key) {
+			d.problem("want a whole number as the key, found %q", shorten(key))
+			return protoreflect.MapKey{}, false
+		}
 		v, ok := d.number(fd.Kind(), key)
 		if !ok {
 			return protoreflect.MapKey{}, false

@@ -155,7 +155,7 @@ func suggest(md protoreflect.MessageDescriptor, key string) string {
 	for i := range md.Fields().Len() {
 		fd := md.Fields().Get(i)
 		names = append(names, fd.JSONName())
-		if n := distance(plain(key), plain(fd.JSONName())); n < least && n*2 < len(fd.JSONName()) {
+		if n := distance(plain(key), plain(fd.JSONName())); n < least && n*2 <= len(fd.JSONName()) {
 			best, least = fd.JSONName(), n
 		}
 	}

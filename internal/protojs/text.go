@@ -119,3 +119,8 @@ func shorten(s string) string {
 	}
 	return s[:cut] + "…"
 }
+
+// plainName is true for what can stand in a path without quotes.
+func plainName(s string) bool {
+	return s != "" && len(s) <= 40 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
+}

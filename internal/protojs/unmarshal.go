@@ -153,7 +153,7 @@ func (d *decoder) next() json.Token {
 			d.depth--
 		}
 		if d.depth > maxDepth {
-			d.err = fmt.Errorf("%s: nested deeper than %d levels", shorten(d.where()), maxDepth)
+			d.err = fmt.Errorf("nested deeper than %d levels", maxDepth)
 			return nil
 		}
 	}
@@ -211,8 +211,12 @@ func (d *decoder) object(m protoreflect.Message) {
 // unknown notes a name that the message does not have, with the nearest one that it has.
 func (d *decoder) unknown(md protoreflect.MessageDescriptor, key string) {
 	at := ""
-	if len(d.path) > 0 {
-		at = " at " + d.where() + "." + shorten(key)
+	switch {
+	case len(d.path) == 0: // the name says it all
+	case plainName(key):
+		at = " at " + d.where() + "." + key
+	default:
+		at = " in " + d.where()
 	}
 	path := d.path
 	d.path = nil
@@ -295,7 +299,7 @@ func (d *decoder) entry(entries protoreflect.Map, fd protoreflect.FieldDescripto
 	k, ok := d.mapKey(fd.MapKey(), key)
 	switch {
 	case d.err != nil:
-	case again:
+	case again || ok && entries.Has(k): // numbers have several spellings
 		d.problem("given twice: remove one")
 		d.skip(tok)
 	case !ok:

@@ -39,17 +39,17 @@ func BackoffOf(t *millracev1.Task) Backoff {
 // max, spread evenly by ± jitter. rnd returns a number in [0, 1) as rand.Float64 does. No input makes it negative or
 // lets it overflow.
 func Delay(b Backoff, failures int, rnd func() float64) time.Duration {
-	d := float64(b.Initial) * math.Pow(b.Factor, float64(max(failures, 1)-1))
-	// The order matters: NaN (0 × Inf) fails both comparisons and must become no pause, not the longest.
-	switch {
-	case d > float64(b.Max):
-		d = float64(b.Max)
-	case !(d > 0):
+	d := min(float64(b.Initial)*math.Pow(b.Factor, float64(max(failures, 1)-1)), float64(b.Max))
+	if math.IsNaN(d) { // 0 × Inf: no pause has grown for ever and is still none
 		return 0
 	}
 	d *= 1 + b.Jitter*(2*rnd()-1)
-	if d >= math.MaxInt64 {
+	switch {
+	case d >= math.MaxInt64:
 		return math.MaxInt64
+	case d > 0:
+		return time.Duration(d)
+	default: // negative or NaN, from a policy that was never validated
+		return 0
 	}
-	return time.Duration(max(d, 0))
 }

@@ -3,11 +3,10 @@ package spec
 import (
 	"bytes"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
-
-	"time"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
