@@ -8,21 +8,25 @@ import (
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// tailer follows the stream of results.
-type tailer interface {
+// Tailer follows the stream of results, as the store does.
+type Tailer interface {
+	// Tail shows every result from now on until ctx ends, and calls gap whenever some may have been missed.
 	Tail(ctx context.Context, gap func(), each func(*millracev1.Result)) error
 }
 
 // Hub wakes those who wait for a task to end. One reader of `results` serves them all. A wake-up is only a hint to
 // look at the record: a waiter looks once after Watch and again after each wake-up, and so misses nothing.
 type Hub struct {
-	tail tailer
+	tail Tailer
 
 	mu      sync.Mutex
 	watches map[task.ID]map[*Watch]struct{}
 }
 
-func newHub(t tailer) *Hub { return &Hub{tail: t, watches: map[task.ID]map[*Watch]struct{}{}} }
+// NewHub makes a hub over a store. Without Run its waiters are never woken, and look by themselves now and then.
+func NewHub(t Tailer) *Hub {
+	return &Hub{tail: t, watches: map[task.ID]map[*Watch]struct{}{}}
+}
 
 // Watch is one waiter.
 type Watch struct {

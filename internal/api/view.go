@@ -36,15 +36,31 @@ func View(r *store.Record, full bool) *millracev1.TaskView {
 	last := lastEnd(r)
 	if last != nil {
 		v.Signal = last.GetSignal()
-		if last.GetExitCode() >= 0 && last.GetSignal() == "" {
-			v.ExitCode = proto.Int32(last.GetExitCode())
-		}
+		v.ExitCode = exitCode(last)
 	}
 	v.Message = message(r, t, last)
 	if full {
 		v.Spec = t
 	}
 	return v
+}
+
+// exitCode of an attempt, nil when its process never ran or nobody saw its end.
+func exitCode(e *millracev1.AttemptEnd) *int32 {
+	code := e.GetExitCode()
+	switch e.GetReason() {
+	case millracev1.Reason_REASON_WORKER_LOST, millracev1.Reason_REASON_NEVER_STARTED, millracev1.Reason_REASON_DEPENDENCY:
+		return nil
+	case millracev1.Reason_REASON_INTERNAL, millracev1.Reason_REASON_REFUSED:
+		if code == 0 {
+			return nil
+		}
+	default:
+	}
+	if code < 0 {
+		return nil
+	}
+	return &code
 }
 
 func lastEnd(r *store.Record) *millracev1.AttemptEnd {
