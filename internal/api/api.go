@@ -36,6 +36,45 @@ type Canceller interface {
 	Cancel(ctx context.Context, id task.ID) (store.Outcome, error)
 }
 
+// LogQuery says which output to read.
+type LogQuery struct {
+	Task    task.ID
+	Attempt uint32
+	// Started is when the attempt was claimed, as far as it is known; its files lie in a folder of that day or the next.
+	Started time.Time
+	// Offset in the attempt's output to begin at.
+	Offset uint64
+	// Tail begins so many lines before what is there now; nil for no such limit.
+	Tail *uint64
+	// Stream 1 is stdout, 2 stderr, 0 all.
+	Stream uint32
+	// Follow goes on until the attempt's output has ended.
+	Follow bool
+}
+
+// LogPiece is a piece of output, in order.
+type LogPiece struct {
+	Offset uint64 // where Data begins in the attempt's output
+	Stream uint32
+	Data   []byte // valid until the callback returns
+}
+
+// LogStatus tells how far the reading came.
+type LogStatus struct {
+	// Ended: the end record is there and all before it was passed on.
+	Ended bool
+	// View of the log, nil when nothing is known of it.
+	View *millracev1.LogView
+}
+
+// LogReader reads what logsinks have stored.
+type LogReader interface {
+	// ReadLog passes the output on until what is there was passed on, or with Follow until the end of the attempt's
+	// output. It also ends, without an error and with the status so far, when ctx ends. Output that is not there (yet)
+	// is no error. An error of piece is returned as it is. Safe for concurrent use.
+	ReadLog(ctx context.Context, q LogQuery, piece func(LogPiece) error) (LogStatus, error)
+}
+
 // Config of the API.
 type Config struct {
 	// Token that clients must show; empty for none, and then only requests for a local host name are answered.
@@ -52,7 +91,6 @@ type Deps struct {
 	Admit    Admitter
 	Cancel   Canceller
 	Logs     LogReader
-	Hub      *Hub // must be run by the caller
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
 }
@@ -71,10 +109,10 @@ type API struct {
 
 const defaultLogPatience = 30 * time.Second
 
-// New builds the API. It starts nothing.
+// New builds the API. It starts nothing; Run does.
 func New(cfg Config, deps Deps) (*API, error) {
-	if deps.Store == nil || deps.Admit == nil || deps.Cancel == nil || deps.Logs == nil || deps.Hub == nil {
-		return nil, errors.New("api: store, admitter, canceller, log reader and hub are needed")
+	if deps.Store == nil || deps.Admit == nil || deps.Cancel == nil || deps.Logs == nil {
+		return nil, errors.New("api: store, admitter, canceller and log reader are needed")
 	}
 	if cfg.LogPatience <= 0 {
 		cfg.LogPatience = defaultLogPatience
@@ -84,9 +122,15 @@ func New(cfg Config, deps Deps) (*API, error) {
 	}
 	return &API{
 		cfg: cfg, store: deps.Store, admit: deps.Admit, cancel: deps.Cancel, logs: deps.Logs, log: deps.Logger,
-		metrics: newMetrics(deps.Registry), hub: deps.Hub,
+		metrics: newMetrics(deps.Registry), hub: newHub(deps.Store),
 	}, nil
 }
+
+// Run keeps waiters informed until ctx ends. Without it they still find out, by looking every few seconds.
+func (a *API) Run(ctx context.Context) error { return a.hub.Run(ctx) }
+
+// Hub lets other parts of the process, such as live pages, wait for the end of tasks.
+func (a *API) Hub() *Hub { return a.hub }
 
 // Handler returns both services under their Connect paths. The server around it
 // must bound the time for headers and end the contexts of requests when it stops; calls that wait end with them.

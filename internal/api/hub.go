@@ -8,8 +8,8 @@ import (
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// Tailer follows the stream of results, as the store does.
-type Tailer interface {
+// tailer follows the stream of results, as the store does.
+type tailer interface {
 	// Tail shows every result from now on until ctx ends, and calls gap whenever some may have been missed.
 	Tail(ctx context.Context, gap func(), each func(*millracev1.Result)) error
 }
@@ -17,14 +17,13 @@ type Tailer interface {
 // Hub wakes those who wait for a task to end. One reader of `results` serves them all. A wake-up is only a hint to
 // look at the record: a waiter looks once after Watch and again after each wake-up, and so misses nothing.
 type Hub struct {
-	tail Tailer
+	tail tailer
 
 	mu      sync.Mutex
 	watches map[task.ID]map[*Watch]struct{}
 }
 
-// NewHub makes a hub over a store. Without Run its waiters are never woken, and look by themselves now and then.
-func NewHub(t Tailer) *Hub {
+func newHub(t tailer) *Hub {
 	return &Hub{tail: t, watches: map[task.ID]map[*Watch]struct{}{}}
 }
 

@@ -159,16 +159,21 @@ const lostPatience = 2 * time.Second
 // logSettled reports whether the log of a final task is complete, or is not waited for any longer.
 func (s *taskService) logSettled(r *store.Record) bool {
 	n := ranAttempt(r)
-	end := lastEnd(r)
-	if n == 0 || end.GetAttempt() == n && end.GetNoOutput() {
+	if n == 0 || r.LogOf >= n && logView(r.Log).GetComplete() {
 		return true
 	}
-	if r.LogOf >= n && logView(r.Log).GetComplete() {
-		return true
+	return !s.store.Now().Before(r.Ended.Add((*API)(s).patience(r, n)))
+}
+
+// patience is how long after its end the log of an attempt is waited for.
+func (a *API) patience(r *store.Record, attempt uint32) time.Duration {
+	e := endOf(r, attempt)
+	switch {
+	case e.GetNoOutput():
+		return 0
+	case e.GetReason() == millracev1.Reason_REASON_WORKER_LOST || r.Attempt > attempt:
+		return min(lostPatience, a.cfg.LogPatience)
+	default:
+		return a.cfg.LogPatience
 	}
-	patience := s.cfg.LogPatience
-	if end.GetReason() == millracev1.Reason_REASON_WORKER_LOST {
-		patience = min(lostPatience, patience)
-	}
-	return s.store.Now().After(r.Ended.Add(patience))
 }

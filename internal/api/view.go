@@ -70,6 +70,16 @@ func lastEnd(r *store.Record) *millracev1.AttemptEnd {
 	return r.Ends[len(r.Ends)-1]
 }
 
+// endOf is how an attempt ended, nil when that is not known.
+func endOf(r *store.Record, attempt uint32) *millracev1.AttemptEnd {
+	for _, e := range r.Ends {
+		if e.GetAttempt() == attempt {
+			return e
+		}
+	}
+	return nil
+}
+
 // ranAttempt is the newest attempt that a worker had, 0 when there was none: only such an attempt has output.
 func ranAttempt(r *store.Record) uint32 {
 	switch {
@@ -106,7 +116,7 @@ func cancelWords(last *millracev1.AttemptEnd) string {
 		return "cancelled before it started"
 	case last.GetKilled():
 		return "cancelled, killed after the grace period"
-	case last.GetSignal() == "" && last.GetExitCode() >= 0:
+	case last.GetSignal() == "" && exitCode(last) != nil:
 		return fmt.Sprintf("cancelled, exit %d", last.GetExitCode())
 	default:
 		return "cancelled"
