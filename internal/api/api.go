@@ -105,8 +105,6 @@ type API struct {
 	log     *slog.Logger
 	metrics *metrics
 	hub     *Hub
-
-	stopping chan struct{} // closed when Run's context ends: calls that wait end too
 }
 
 const defaultLogPatience = 30 * time.Second
@@ -124,20 +122,16 @@ func New(cfg Config, deps Deps) (*API, error) {
 	}
 	return &API{
 		cfg: cfg, store: deps.Store, admit: deps.Admit, cancel: deps.Cancel, logs: deps.Logs, log: deps.Logger,
-		metrics: newMetrics(deps.Registry), hub: newHub(deps.Store), stopping: make(chan struct{}),
+		metrics: newMetrics(deps.Registry), hub: newHub(deps.Store),
 	}, nil
 }
 
-// Run keeps waiters informed until ctx ends; then calls that wait end with an error that tells clients to try again,
-// so that the HTTP server can stop. Call it once.
-func (a *API) Run(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { close(a.stopping) })
-	defer stop()
-	return a.hub.Run(ctx)
-}
+// Run keeps waiters informed until ctx ends. Without it they still find out, by looking every few seconds.
+func (a *API) Run(ctx context.Context) error { return a.hub.Run(ctx) }
 
 // Hub lets other parts of the process, such as live pages, wait for the end of tasks.
 func (a *API) Hub() *Hub { return a.hub }
 
-// Handler returns both services under their Connect paths. Serve it with NewServer, or a server with like limits.
+// Handler returns both services under their Connect paths. The server around it
+// must bound the time for headers and end the contexts of requests when it stops; calls that wait end with them.
 func (a *API) Handler() http.Handler { return a.routes() }

@@ -45,12 +45,11 @@ func wireError(what string, err error) error {
 		return connect.NewError(refusalCode(r.Code), r.Err)
 	}
 	switch {
-	case errors.Is(err, errStopping):
-		return connect.NewError(connect.CodeUnavailable, errStopping)
 	case errors.Is(err, spec.ErrTooLarge):
 		return connect.NewError(connect.CodeResourceExhausted, err)
 	case errors.Is(err, context.Canceled):
-		return connect.NewError(connect.CodeCanceled, fmt.Errorf("%s: the caller left", what))
+		// The caller left, and sees nothing of this, or the server ends its calls because it stops.
+		return connect.NewError(connect.CodeUnavailable, errStopping)
 	case errors.Is(err, context.DeadlineExceeded):
 		return connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("%s: the time that the caller gave is over", what))
 	case store.IsOutOfMemory(err):

@@ -8,8 +8,9 @@ import (
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// tailer follows the stream of results.
+// tailer follows the stream of results, as the store does.
 type tailer interface {
+	// Tail shows every result from now on until ctx ends, and calls gap whenever some may have been missed.
 	Tail(ctx context.Context, gap func(), each func(*millracev1.Result)) error
 }
 
@@ -22,7 +23,9 @@ type Hub struct {
 	watches map[task.ID]map[*Watch]struct{}
 }
 
-func newHub(t tailer) *Hub { return &Hub{tail: t, watches: map[task.ID]map[*Watch]struct{}{}} }
+func newHub(t tailer) *Hub {
+	return &Hub{tail: t, watches: map[task.ID]map[*Watch]struct{}{}}
+}
 
 // Watch is one waiter.
 type Watch struct {

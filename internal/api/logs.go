@@ -29,6 +29,9 @@ const (
 // for any longer.
 func (s *taskService) ReadLogs(ctx context.Context, req *connect.Request[millracev1.ReadLogsRequest], out *connect.ServerStream[millracev1.ReadLogsResponse]) error {
 	bodyArrived(ctx)
+	if n := req.Msg.GetStream(); n > 2 {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("stream %d: use 1 for stdout, 2 for stderr, 0 for both", n))
+	}
 	id, err := s.store.Resolve(ctx, req.Msg.GetId())
 	if err != nil {
 		return lookupError("read the log", req.Msg.GetId(), err)
@@ -57,17 +60,9 @@ type logStream struct {
 	begun bool // an attempt was read: offset and tail are for the first one only
 }
 
-func (l *logStream) record(ctx context.Context) (*store.Record, error) {
-	r, err := l.api.store.Record(ctx, l.id)
-	if err != nil {
-		return nil, lookupError("read the log", string(l.id), err)
-	}
-	return r, nil
-}
-
 // once passes on what is there now.
 func (l *logStream) once(ctx context.Context) error {
-	r, err := l.record(ctx)
+	r, err := l.api.store.Record(ctx, l.id)
 	if err != nil {
 		return err
 	}
@@ -90,7 +85,7 @@ func (l *logStream) once(ctx context.Context) error {
 func (l *logStream) follow(ctx context.Context) error {
 	want := l.req.GetAttempt() // the attempt to read next; 0 for the newest
 	for pause := firstStartPause; ; {
-		r, err := l.record(ctx)
+		r, err := l.api.store.Record(ctx, l.id)
 		if err != nil {
 			return err
 		}
@@ -126,8 +121,6 @@ func (l *logStream) sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-t.C:
 	case <-l.watch.C:
-	case <-l.api.stopping:
-		return errStopping
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -160,22 +153,36 @@ func (l *logStream) attempt(ctx context.Context, r *store.Record, n uint32, foll
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(context.Cause(reading), errStopping):
-		return errStopping
 	case err != nil && !errors.Is(err, context.Canceled):
 		return err
 	case !follow && !status.Ended:
 		return nil
 	}
+	if status.View == nil {
+		status.View = l.knownView(ctx, n)
+	}
 	writeUntil(ctx, time.Now().Add(writePatience))
 	return l.out.Send(&millracev1.ReadLogsResponse{Attempt: n, Offset: end, End: true, Log: status.View})
 }
 
+// knownView is what the record says of an attempt's log.
+func (l *logStream) knownView(ctx context.Context, n uint32) *millracev1.LogView {
+	r, err := l.api.store.Record(ctx, l.id)
+	switch {
+	case err != nil:
+		return nil
+	case endOf(r, n).GetNoOutput():
+		return &millracev1.LogView{Complete: true}
+	case r.LogOf == n:
+		return logView(r.Log)
+	default:
+		return nil
+	}
+}
+
 func attemptStart(r *store.Record, n uint32) time.Time {
-	for _, e := range r.Ends {
-		if e.GetAttempt() == n && e.GetStartedAt() != nil {
-			return e.GetStartedAt().AsTime()
-		}
+	if e := endOf(r, n); e.GetStartedAt() != nil {
+		return e.GetStartedAt().AsTime()
 	}
 	return r.Started
 }
@@ -204,12 +211,8 @@ func (l *logStream) untilOver(ctx context.Context, n uint32) error {
 		if errors.Is(err, store.ErrNotFound) {
 			return errPatience // its retention is over
 		}
-		if err == nil && (r.State.Final() || ranAttempt(r) > n || r.Attempt > n) {
-			rest := lostPatience
-			if r.State.Final() && ranAttempt(r) == n {
-				rest = r.Ended.Add(l.api.patience(r, n)).Sub(l.api.store.Now())
-			}
-			return l.rest(ctx, rest)
+		if err == nil && (r.State.Final() || r.Attempt > n) {
+			return rest(ctx, l.untilPatience(r, n))
 		}
 		if err := l.sleep(ctx, endPause); err != nil {
 			return err
@@ -217,14 +220,21 @@ func (l *logStream) untilOver(ctx context.Context, n uint32) error {
 	}
 }
 
-func (l *logStream) rest(ctx context.Context, d time.Duration) error {
+// untilPatience is how long from now on the end of an ended attempt's log is waited for.
+func (l *logStream) untilPatience(r *store.Record, n uint32) time.Duration {
+	d := l.api.patience(r, n)
+	if r.State.Final() {
+		return r.Ended.Add(d).Sub(l.api.store.Now())
+	}
+	return d
+}
+
+func rest(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(max(d, 0))
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return errPatience
-	case <-l.api.stopping:
-		return errStopping
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -23,30 +22,11 @@ import (
 const (
 	// requestOverhead is what a request may be larger than a task: JSON writes bytes as base64 and spells out names.
 	requestOverhead = 64 << 10
-	// headerPatience and bodyPatience bound how long a client may take to send a request.
-	headerPatience = 5 * time.Second
-	bodyPatience   = 30 * time.Second
-	idlePatience   = 2 * time.Minute
+	// bodyPatience bounds how long a client may take to send a request.
+	bodyPatience = 30 * time.Second
 	// writePatience bounds how long a client may leave one piece of a stream unread.
 	writePatience = time.Minute
 )
-
-// NewServer returns a server for a handler of the API: HTTP/1 and unencrypted HTTP/2, which gRPC needs, with limits
-// against clients that send or read too slowly.
-func NewServer(h http.Handler, log *slog.Logger) *http.Server {
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true)
-	return &http.Server{
-		Handler:           h,
-		Protocols:         protocols,
-		ReadHeaderTimeout: headerPatience,
-		IdleTimeout:       idlePatience,
-		MaxHeaderBytes:    32 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
-}
 
 func (a *API) routes() http.Handler {
 	// JSON is up to a third larger than the bytes it carries in base64, and a task may be nothing but bytes.

@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/millrace/millrace/internal/logkey"
+	"github.com/millrace/millrace/internal/spec"
 	"github.com/millrace/millrace/internal/store"
 	"github.com/millrace/millrace/internal/task"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -25,6 +26,9 @@ func (s *taskService) Submit(ctx context.Context, req *connect.Request[millracev
 	if t == nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument,
 			errors.New(`task is missing: send {"task":{"command":{"argv":["echo","hi"]}}}`))
+	}
+	if err := spec.Validate(t, s.cfg.Limits); err != nil {
+		return nil, wireError("submit", Refuse(spec.Code(err), err))
 	}
 	id, created, err := s.admit.Admit(ctx, t)
 	if err != nil {
@@ -134,9 +138,6 @@ func (s *taskService) WaitTask(ctx context.Context, req *connect.Request[millrac
 			tick.Stop()
 			// The record may have changed since it was read, but then the next call says so.
 			return connect.NewResponse(&millracev1.WaitTaskResponse{Task: View(r, false)}), nil
-		case <-s.stopping:
-			tick.Stop()
-			return nil, wireError("wait", errStopping)
 		case <-ctx.Done():
 			tick.Stop()
 			return nil, wireError("wait", ctx.Err())
@@ -151,32 +152,28 @@ const (
 	maxLogPause   = 200 * time.Millisecond
 )
 
+// lostPatience is how long the end of a log is waited for when its worker died: its spool may be sent by the next
+// agent on the same machine, but nobody knows when.
+const lostPatience = 2 * time.Second
+
 // logSettled reports whether the log of a final task is complete, or is not waited for any longer.
 func (s *taskService) logSettled(r *store.Record) bool {
 	n := ranAttempt(r)
-	if n == 0 {
+	if n == 0 || r.LogOf >= n && logView(r.Log).GetComplete() {
 		return true
 	}
-	if r.LogOf >= n && logView(r.Log).GetComplete() {
-		return true
-	}
-	return s.store.Now().After(r.Ended.Add(s.patience(r, n)))
+	return !s.store.Now().Before(r.Ended.Add((*API)(s).patience(r, n)))
 }
-
-// lostPatience is how long the end of a log is waited for when its worker died: its spool may be sent by the next
-// agent on the same machine, but nobody knows when.
-const lostPatience = 3 * time.Second
 
 // patience is how long after its end the log of an attempt is waited for.
 func (a *API) patience(r *store.Record, attempt uint32) time.Duration {
-	for _, e := range r.Ends {
-		if e.GetAttempt() == attempt && e.GetReason() == millracev1.Reason_REASON_WORKER_LOST {
-			return min(lostPatience, a.cfg.LogPatience)
-		}
+	e := endOf(r, attempt)
+	switch {
+	case e.GetNoOutput():
+		return 0
+	case e.GetReason() == millracev1.Reason_REASON_WORKER_LOST || r.Attempt > attempt:
+		return min(lostPatience, a.cfg.LogPatience)
+	default:
+		return a.cfg.LogPatience
 	}
-	return a.cfg.LogPatience
-}
-
-func (s *taskService) patience(r *store.Record, attempt uint32) time.Duration {
-	return (*API)(s).patience(r, attempt)
 }

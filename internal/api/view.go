@@ -36,9 +36,7 @@ func View(r *store.Record, full bool) *millracev1.TaskView {
 	last := lastEnd(r)
 	if last != nil {
 		v.Signal = last.GetSignal()
-		if last.GetExitCode() >= 0 && last.GetSignal() == "" {
-			v.ExitCode = proto.Int32(last.GetExitCode())
-		}
+		v.ExitCode = exitCode(last)
 	}
 	v.Message = message(r, t, last)
 	if full {
@@ -47,11 +45,39 @@ func View(r *store.Record, full bool) *millracev1.TaskView {
 	return v
 }
 
+// exitCode of an attempt, nil when its process never ran or nobody saw its end.
+func exitCode(e *millracev1.AttemptEnd) *int32 {
+	code := e.GetExitCode()
+	switch e.GetReason() {
+	case millracev1.Reason_REASON_WORKER_LOST, millracev1.Reason_REASON_NEVER_STARTED, millracev1.Reason_REASON_DEPENDENCY:
+		return nil
+	case millracev1.Reason_REASON_INTERNAL, millracev1.Reason_REASON_REFUSED:
+		if code == 0 {
+			return nil
+		}
+	default:
+	}
+	if code < 0 {
+		return nil
+	}
+	return &code
+}
+
 func lastEnd(r *store.Record) *millracev1.AttemptEnd {
 	if len(r.Ends) == 0 {
 		return nil
 	}
 	return r.Ends[len(r.Ends)-1]
+}
+
+// endOf is how an attempt ended, nil when that is not known.
+func endOf(r *store.Record, attempt uint32) *millracev1.AttemptEnd {
+	for _, e := range r.Ends {
+		if e.GetAttempt() == attempt {
+			return e
+		}
+	}
+	return nil
 }
 
 // ranAttempt is the newest attempt that a worker had, 0 when there was none: only such an attempt has output.
@@ -90,7 +116,7 @@ func cancelWords(last *millracev1.AttemptEnd) string {
 		return "cancelled before it started"
 	case last.GetKilled():
 		return "cancelled, killed after the grace period"
-	case last.GetSignal() == "" && last.GetExitCode() >= 0:
+	case last.GetSignal() == "" && exitCode(last) != nil:
 		return fmt.Sprintf("cancelled, exit %d", last.GetExitCode())
 	default:
 		return "cancelled"
