@@ -19,14 +19,12 @@ RUN CGO_ENABLED=0 GOCACHE=/tmp/cache go build -trimpath -buildvcs=false -tags ti
  && rm -rf /tmp/cache
 
 FROM debian:bookworm-slim AS millrace
+# The log directory has its owner before a volume is mounted there, so that a new named volume takes it over.
 RUN groupadd --gid 10001 millrace \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
- && install -d -o millrace -g millrace -m 0750 /var/lib/millrace /var/lib/millrace/logs /var/lib/millrace/state
+ && install -d -o millrace -g millrace -m 0750 /var/lib/millrace /var/lib/millrace/logs
 COPY --from=build /out/ /
-# The directories exist with their owner before a volume is mounted there, so that a new named volume takes it over.
-ENV MILLRACE_LOG_DIR=/var/lib/millrace/logs \
-    MILLRACE_STATE_DIR=/var/lib/millrace/state \
-    MILLRACE_OPS_ADDR=127.0.0.1:9100
+ENV MILLRACE_OPS_ADDR=127.0.0.1:9100
 WORKDIR /var/lib/millrace
 # A number, so that a cluster that forbids root can check it without reading /etc/passwd.
 USER 10001:10001
@@ -37,12 +35,10 @@ CMD ["help"]
 FROM python:3.11-slim-bookworm AS agent
 RUN groupadd --gid 10001 millrace \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
- && install -d -o millrace -g millrace -m 0750 /var/lib/millrace /var/lib/millrace/logs /var/lib/millrace/state
+ && install -d -o millrace -g millrace -m 0750 /var/lib/millrace /var/lib/millrace/state
 COPY --from=build /out/ /
 COPY --chown=10001:10001 examples/qlearning /opt/millrace/examples/qlearning
-ENV MILLRACE_LOG_DIR=/var/lib/millrace/logs \
-    MILLRACE_STATE_DIR=/var/lib/millrace/state \
-    MILLRACE_OPS_ADDR=127.0.0.1:9100
+ENV MILLRACE_OPS_ADDR=127.0.0.1:9100
 WORKDIR /var/lib/millrace
 USER 10001:10001
 HEALTHCHECK --interval=5s --timeout=5s --start-period=15s --retries=3 CMD ["millrace", "healthcheck"]

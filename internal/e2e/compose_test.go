@@ -133,8 +133,8 @@ func (p *composeProject) eachEndedOnce(ids []string) {
 	if len(count) != len(ids) {
 		p.t.Errorf("%d tasks have results, %d were submitted", len(count), len(ids))
 	}
-	if pending := p.redis("XPENDING", "dispatch:default:normal", "agents"); !strings.HasPrefix(pending, "0") {
-		p.t.Errorf("entries are still pending: %s", pending)
+	if pending := p.redis("XPENDING", "dispatch:default:normal", "agents"); !strings.HasPrefix(pending, "1) (integer) 0\n") {
+		p.t.Errorf("entries are still pending:\n%s", pending)
 	}
 }
 
