@@ -15,7 +15,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sort"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -60,9 +60,11 @@ type Agent struct {
 	handlers map[string]HandlerFunc
 	reg      prometheus.Registerer
 
-	home   *home
-	shards atomic.Int32 // of logs, fixed for the namespace
-	ship   *logship.Shipper
+	home *home
+	ship *logship.Shipper
+
+	ready     chan struct{} // closed at the first registration
+	readyOnce sync.Once
 }
 
 // New checks the configuration and builds an agent. It starts nothing.
@@ -78,7 +80,7 @@ func New(cfg Config, deps Deps, opts ...Option) (*Agent, error) {
 		deps.Status = ops.NewStatus()
 	}
 	a := &Agent{cfg: cfg, st: deps.Store, status: deps.Status, guard: deps.Guard, procs: deps.Guard != nil || deps.NoGuard,
-		hurry: deps.Hurry, version: deps.Version, handlers: map[string]HandlerFunc{}, reg: deps.Registry, met: newMetrics(deps.Registry)}
+		hurry: deps.Hurry, version: deps.Version, handlers: map[string]HandlerFunc{}, reg: deps.Registry, ready: make(chan struct{}), met: newMetrics(deps.Registry)}
 	a.log = deps.Log.With(logkey.Component, "agent")
 	a.errs = logkey.NewLimiter(a.log)
 	for _, o := range opts {
@@ -111,11 +113,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	if a.ship, err = logship.New(logship.Config{SpoolDir: filepath.Join(a.cfg.StateDir, "spool"), LimitBytes: uint64(a.cfg.LogLimit),
 		SpoolLimit: a.cfg.SpoolLimit, Compress: true},
-		logship.Deps{Appender: a.st, Shards: func() int { return int(a.shards.Load()) }, Logger: a.log, Registerer: a.reg}); err != nil {
+		logship.Deps{Appender: a.st, Shards: a.st.LogShards, Logger: a.log, Registerer: a.reg}); err != nil {
 		return err
-	}
-	if !a.learnShards(ctx) {
-		return nil
 	}
 	shipCtx, stopShip := context.WithCancel(context.WithoutCancel(ctx))
 	shipped := make(chan error, 1)
@@ -126,21 +125,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		err = serr
 	}
 	return err
-}
-
-// learnShards waits for Redis to tell the number of log shards; nothing is shipped before. It returns false when ctx ended.
-func (a *Agent) learnShards(ctx context.Context) bool {
-	for tries := 0; ; tries++ {
-		n, err := a.st.LogShards(ctx)
-		if err == nil {
-			a.shards.Store(int32(n))
-			return true
-		}
-		a.errs.Error(ctx, "start", "cannot start yet, tries again", err)
-		if !store.Backoff(ctx, tries) {
-			return false
-		}
-	}
 }
 
 // lives runs one incarnation after another: a worker that was declared dead goes on under a new id.
@@ -253,4 +237,17 @@ func (a *Agent) handlerNames() []string {
 func (a *Agent) meta(id task.WorkerID, host string, pid int) store.WorkerMeta {
 	return store.WorkerMeta{ID: id, Slots: a.cfg.Slots, Queues: a.cfg.Queues, Handlers: a.handlerNames(), Host: host, PID: pid,
 		Version: a.version, Started: time.Now()}
+}
+
+// Queues that the agent serves.
+func (a *Agent) Queues() []string { return a.cfg.Queues }
+
+// Ready waits until the agent has made itself and its queues known in Redis for the first time.
+func (a *Agent) Ready(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-a.ready:
+		return nil
+	}
 }

@@ -63,7 +63,7 @@ func newLife(a *Agent, id task.WorkerID) (*life, error) {
 		}
 	}
 	ctl, err := control.NewClient(control.ClientConfig{WorkerID: string(id), AgentVersion: a.version, Queues: a.cfg.Queues,
-		Slots: a.cfg.Slots, Token: []byte(a.cfg.Token.Reveal())}, l.callbacks(), control.Deps{Log: a.log, Registry: nil})
+		Slots: a.cfg.Slots, Token: []byte(a.cfg.Token.Reveal())}, l.callbacks(), control.Deps{Log: a.log, Registry: a.reg})
 	if err != nil {
 		return nil, err
 	}
@@ -133,6 +133,7 @@ func (l *life) register(ctx context.Context) error {
 			l.lease.renewed(sent, l.a.cfg)
 			l.a.met.slots.Set(float64(l.a.cfg.Slots))
 			loop.Success("registered")
+			l.a.readyOnce.Do(func() { close(l.a.ready) })
 			return nil
 		}
 		loop.Failure(err)

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/millrace/millrace/internal/api"
 	"github.com/millrace/millrace/internal/logkey"
 	"github.com/millrace/millrace/internal/ops"
 	"github.com/millrace/millrace/internal/spec"
@@ -16,30 +17,25 @@ import (
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// Errors that callers of Admit branch on; validation errors come as internal/spec makes them.
-var (
-	// ErrIDTaken: another task has this id.
-	ErrIDTaken = errors.New("id is taken by another task")
-	// ErrFull: nothing is admitted at present.
-	ErrFull = errors.New("no task is admitted at present")
-	// ErrUnknownQueue: no agent ever served the queue.
-	ErrUnknownQueue = errors.New("unknown queue")
-)
+// errUnknownQueue: no agent ever served the queue.
+var errUnknownQueue = errors.New("unknown queue")
 
 // batchSize of intake: large enough to share the cost of a script among many tasks, small enough that one script
 // holds Redis for about a millisecond.
 const batchSize = 128
 
 // Admit takes one task from the API: it is in Redis when the call returns. created is false when the same task was
-// there already. Safe for concurrent use.
+// there already. The error is an *api.Refusal when the task itself is at fault. Safe for concurrent use.
 func (s *Service) Admit(ctx context.Context, t *millracev1.Task) (id string, created bool, err error) {
 	if why := s.full.Load(); why != nil {
-		return "", false, fmt.Errorf("%w: %s: try again later", ErrFull, *why)
+		return "", false, api.Refuse(api.CodeFull, fmt.Errorf("no task is admitted at present: %s: try again later", *why))
 	}
 	if err := spec.Validate(t, s.limits); err != nil {
-		return "", false, err
+		return "", false, api.Refuse(spec.Code(err), err)
 	}
-	if err := s.checkQueue(ctx, t); err != nil {
+	if err := s.checkQueue(ctx, t); errors.Is(err, errUnknownQueue) {
+		return "", false, api.Refuse(spec.CodeBadTask, err)
+	} else if err != nil {
 		return "", false, err
 	}
 	if t.GetId() == "" {
@@ -55,9 +51,6 @@ func (s *Service) Admit(ctx context.Context, t *millracev1.Task) (id string, cre
 		return "", false, err
 	}
 	if err := out[0].Err; err != nil {
-		if store.IsOutOfMemory(err) {
-			return "", false, fmt.Errorf("%w: Redis is out of memory: try again later", ErrFull)
-		}
 		return "", false, err
 	}
 	if out[0].Done {
@@ -69,10 +62,14 @@ func (s *Service) Admit(ctx context.Context, t *millracev1.Task) (id string, cre
 		return "", false, err
 	}
 	if !same {
-		return "", false, fmt.Errorf("%w: %q: use another id, or leave it empty to get one", ErrIDTaken, t.GetId())
+		return "", false, api.Refuse(api.CodeIDTaken, takenError(t.GetId()))
 	}
 	s.met.joined.Inc()
 	return t.GetId(), false, nil
+}
+
+func takenError(id string) error {
+	return fmt.Errorf("another task has the id %q: use another id, or leave it empty to get one", id)
 }
 
 func (s *Service) checkQueue(ctx context.Context, t *millracev1.Task) error {
@@ -81,7 +78,7 @@ func (s *Service) checkQueue(ctx context.Context, t *millracev1.Task) error {
 		return err
 	}
 	if !known {
-		return fmt.Errorf("%w %q: no agent has ever served it; start one with MILLRACE_QUEUES=%s, or mend the name", ErrUnknownQueue, spec.Queue(t), spec.Queue(t))
+		return fmt.Errorf("%w %q: no agent has ever served it; start one with MILLRACE_QUEUES=%s, or mend the name", errUnknownQueue, spec.Queue(t), spec.Queue(t))
 	}
 	return nil
 }
@@ -216,7 +213,7 @@ func (s *Service) takeBatch(ctx context.Context, entries []store.Entry) error {
 		code := ""
 		if err != nil {
 			code = spec.Code(err)
-		} else if err = s.checkQueue(ctx, t); errors.Is(err, ErrUnknownQueue) {
+		} else if err = s.checkQueue(ctx, t); errors.Is(err, errUnknownQueue) {
 			code = spec.CodeBadTask
 		} else if err != nil {
 			return err
@@ -279,7 +276,7 @@ func (s *Service) notAdmitted(ctx context.Context, c *store.Change, e store.Entr
 		s.met.joined.Inc()
 		return s.st.Ack(ctx, e.Stream, store.GroupDispatcher, []string{e.ID})
 	}
-	return s.reject(ctx, e, "id_taken", fmt.Sprintf("another task has the id %q: use another id, or leave it empty to get one", c.ID), string(c.ID))
+	return s.reject(ctx, e, api.CodeIDTaken, takenError(string(c.ID)).Error(), string(c.ID))
 }
 
 func (s *Service) reject(ctx context.Context, e store.Entry, code, reason, id string) error {

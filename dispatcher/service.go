@@ -34,8 +34,15 @@ type Deps struct {
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 	Status   *ops.Status
-	// API builds the handler of the HTTP address; nil for none. It gets the service as admitter and canceller.
-	API func(*Service) (http.Handler, error)
+	// API builds what the HTTP address serves; nil for nothing. It gets the service as admitter and canceller.
+	API func(*Service) (API, error)
+}
+
+// API is what a dispatcher serves on its HTTP address.
+type API interface {
+	Handler() http.Handler
+	// Run blocks until ctx ends.
+	Run(ctx context.Context) error
 }
 
 // Service is one dispatcher.
@@ -48,7 +55,7 @@ type Service struct {
 	met    *metrics
 	status *ops.Status
 	ctl    *control.Server
-	api    http.Handler
+	api    API
 	limits spec.Limits
 
 	full   atomic.Pointer[string] // why nothing is admitted now
@@ -149,6 +156,7 @@ func (s *Service) Run(ctx context.Context) error {
 	g.Go(func() error { return s.ctl.Serve(gctx, ctlLn) })
 	if httpLn != nil {
 		g.Go(func() error { return s.serveHTTP(gctx, httpLn) })
+		g.Go(func() error { return s.api.Run(gctx) })
 	}
 	loop("register", s.register)
 	loop("intake", s.intake)
@@ -203,7 +211,7 @@ func (s *Service) advertise() string {
 
 func (s *Service) serveHTTP(ctx context.Context, ln net.Listener) error {
 	// No WriteTimeout: waits and logs stream for as long as the caller listens; the API bounds each wait itself.
-	srv := &http.Server{Handler: s.api, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
+	srv := &http.Server{Handler: s.api.Handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
 		MaxHeaderBytes: 64 << 10, BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 	srv.Protocols = new(http.Protocols)

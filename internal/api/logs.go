@@ -154,7 +154,11 @@ func (l *logStream) attempt(ctx context.Context, r *store.Record, n uint32, foll
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil && !errors.Is(err, context.Canceled):
-		return err
+		if ce := new(connect.Error); errors.As(err, &ce) {
+			return err // the client could not be written to
+		}
+		// The reader has tried what there is to try, so that clients need not repeat the call.
+		return connect.NewError(connect.CodeDataLoss, fmt.Errorf("read the log: %w", err))
 	case !follow && !status.Ended:
 		return nil
 	}

@@ -29,6 +29,11 @@ func passing(ctx context.Context, err error) bool {
 	}
 }
 
+// IsLogTrouble reports that the output cannot be read, while the task itself can still be asked for.
+func IsLogTrouble(err error) bool {
+	return connect.IsWireError(err) && connect.CodeOf(err) == connect.CodeDataLoss
+}
+
 // isRefused reports that no connection could be made, so that nothing was sent.
 func isRefused(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)

@@ -32,6 +32,9 @@ type Options struct {
 	Readers int
 	// Embedded: the server is the in-memory one of `millrace dev`, which has no INFO and no CONFIG.
 	Embedded bool
+	// Alone: this process is the only one that uses a server which it has just started, so that nobody else's renewal
+	// has to be waited for before claims.
+	Alone bool
 	// TLS overrides what the URL says.
 	TLS *tls.Config
 }
@@ -143,7 +146,7 @@ const settle = 3 * time.Second
 // Settled reports whether Redis has been up long enough for claims.
 func (s *Store) Settled() bool {
 	sv := s.server.Load()
-	return sv == nil || sv.Started.IsZero() || time.Since(sv.Started) >= settle
+	return s.opts.Alone || sv == nil || sv.Started.IsZero() || time.Since(sv.Started) >= settle
 }
 
 func (s *Store) onConnect(ctx context.Context, cn *redis.Conn) error {
