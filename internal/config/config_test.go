@@ -301,3 +301,17 @@ func TestRedactURL(t *testing.T) {
 		}
 	}
 }
+
+// Whatever is given as a Redis URL, its password is not in what is shown.
+func FuzzRedactURL(f *testing.F) {
+	for _, seed := range []string{"pw", "a@b", "a/b", "p%zz", "a:b", "?", "#"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, password string) {
+		const mark = "hunter2"
+		got := RedactURL("redis://user:" + password + mark + password + "@host:6379/0")
+		if strings.Contains(got, mark) {
+			t.Errorf("password %q shows in %q", password+mark+password, got)
+		}
+	})
+}

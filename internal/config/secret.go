@@ -44,7 +44,7 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // passwordInURL reaches to the last @, because a mistyped password may hold
 // any character: showing too little does no harm.
-var passwordInURL = regexp.MustCompile(`(://[^/?#:@]*):.*@`)
+var passwordInURL = regexp.MustCompile(`(?s)(://[^/?#:@]*):.*@`)
 
 // RedactURL returns raw with the password, if it holds one, replaced by xxxxx.
 // It works on every string, so that a mistyped URL can be shown too.

@@ -202,8 +202,15 @@ func TestProxyWithoutTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}).String()
-	c := dial(t, NewProxy(t, target))
-	if _, err := c.recv(10 * time.Second); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+	conn, err := net.Dial("tcp", NewProxy(t, target).Addr())
+	if err != nil {
+		return // the reset came before the dial had returned
+	}
+	defer conn.Close()
+	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("read from a proxy without a server: %v, want an error", err)
 	}
 }
