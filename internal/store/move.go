@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -59,11 +60,15 @@ const maxRounds = 8
 // Do runs the changes, batched, each to its own outcome. A returned error means that Redis could not be asked and
 // that nothing is known about any change that is not marked Done.
 func (s *Store) Do(ctx context.Context, changes []*Change) ([]Outcome, error) {
+	changes = slices.Clone(changes) // replaced below by what Redis has denied
 	out := make([]Outcome, len(changes))
 	todo := make([]int, len(changes))
 	for i := range changes {
 		todo[i] = i
 		out[i].Now = changes[i].Guess
+	}
+	if err := s.lookUp(ctx, changes, out); err != nil {
+		return out, err
 	}
 	for round := 0; len(todo) > 0; round++ {
 		if round == maxRounds {
@@ -101,7 +106,9 @@ func (s *Store) Do(ctx context.Context, changes []*Change) ([]Outcome, error) {
 				// the worker is not dead. Without that yes no row fits.
 				out[i].Now = v.now
 				if changes[i].Move != task.Admit {
-					changes[i].In.Acked, changes[i].In.Dead = false, false
+					denied := *changes[i]
+					denied.In.Acked, denied.In.Dead = false, false
+					changes[i] = &denied
 					todo = append(todo, i)
 				}
 			default:
@@ -111,6 +118,22 @@ func (s *Store) Do(ctx context.Context, changes []*Change) ([]Outcome, error) {
 		}
 	}
 	return out, nil
+}
+
+// lookUp reads the records of those changes for which no row fits the guess: a guess may be old, and is no answer.
+func (s *Store) lookUp(ctx context.Context, changes []*Change, out []Outcome) error {
+	var ids []task.ID
+	var of []int
+	for i, c := range changes {
+		if _, ok := task.Select(c.Move, c.Guess.Record, c.In); !ok {
+			ids, of = append(ids, c.ID), append(of, i)
+		}
+	}
+	snaps, err := s.Snapshots(ctx, ids)
+	for k, sn := range snaps {
+		out[of[k]].Now = sn
+	}
+	return err
 }
 
 func same(a, b Snapshot) bool {
@@ -202,6 +225,7 @@ func (s *Store) compose(c *Change, u task.Rule, now Snapshot) *item {
 			end.Reason = millracev1.Reason_REASON_CANCELLED
 		}
 		if does(task.AddDelayed) {
+			end = proto.CloneOf(end) // the caller's may be used for another row when this one turns out not to fit
 			end.RetryAt = timestamppb.New(due)
 		}
 		set("h"+strconv.FormatUint(uint64(now.Attempt), 10), encode(end))
@@ -213,6 +237,11 @@ func (s *Store) compose(c *Change, u task.Rule, now Snapshot) *item {
 		}
 	}
 
+	if len(it.cmds) == 0 && u.Move != task.Admit {
+		// At its memory limit Redis refuses a script's first write if that could need memory. This one cannot, and does
+		// nothing: only the records of final tasks have a lifetime.
+		do("PERSIST", rec)
+	}
 	addEntry := does(task.AddEntry)
 	if addEntry {
 		words := []any{"*", "i", id, "a", next.Attempt}

@@ -60,11 +60,23 @@ func (s *Store) Records(ctx context.Context, ids []task.ID) ([]*Record, error) {
 	}
 	out := make([]*Record, len(ids))
 	for i, c := range cmds {
+		if err := unread(c.Err()); err != nil {
+			return nil, err
+		}
 		if m := c.Val(); len(m) > 0 {
 			out[i] = parseRecord(ids[i], m)
 		}
 	}
 	return out, nil
+}
+
+// unread keeps the errors that say nothing about the key: a Redis that is loading or refuses us has not told that there
+// is no record. A key of another type is no record.
+func unread(err error) error {
+	if err == nil || strings.HasPrefix(err.Error(), "WRONGTYPE") {
+		return nil
+	}
+	return err
 }
 
 func parseRecord(id task.ID, m map[string]string) *Record {
@@ -117,6 +129,9 @@ func (s *Store) Snapshots(ctx context.Context, ids []task.ID) ([]Snapshot, error
 	}
 	out := make([]Snapshot, len(ids))
 	for i, c := range cmds {
+		if err := unread(c.Err()); err != nil {
+			return nil, err
+		}
 		out[i] = snapshot(c.Val())
 	}
 	return out, nil
@@ -286,7 +301,7 @@ func (e *AmbiguousError) Error() string {
 // Resolve finds the task of an id or of a unique prefix of one: ErrNotFound or *AmbiguousError otherwise. A full id
 // costs one command; a prefix walks the indexes and the dispatch streams.
 func (s *Store) Resolve(ctx context.Context, prefix string) (task.ID, error) {
-	if prefix == "" {
+	if prefix == "" || strings.ContainsRune(prefix, ':') { // beside records lie keys such as task:<id>:workerId
 		return "", ErrNotFound
 	}
 	n, err := s.cmd.Exists(ctx, s.keys.Task(prefix)).Result()
@@ -296,25 +311,9 @@ func (s *Store) Resolve(ctx context.Context, prefix string) (task.ID, error) {
 	if n == 1 {
 		return task.ID(prefix), nil
 	}
-	found := map[task.ID]bool{}
-	note := func(id task.ID) bool {
-		if strings.HasPrefix(string(id), prefix) {
-			found[id] = true
-		}
-		return len(found) < 3
-	}
-	if err := s.walk(ctx, globEscape(prefix)+"*", note); err != nil {
+	live, err := s.withPrefix(ctx, prefix)
+	if err != nil {
 		return "", err
-	}
-	var live []task.ID
-	for id := range found {
-		sn, err := s.Snapshots(ctx, []task.ID{id})
-		if err != nil {
-			return "", err
-		}
-		if sn[0].State != task.None {
-			live = append(live, id)
-		}
 	}
 	sort.Slice(live, func(i, j int) bool { return live[i] < live[j] })
 	switch len(live) {
@@ -325,6 +324,42 @@ func (s *Store) Resolve(ctx context.Context, prefix string) (task.ID, error) {
 	default:
 		return "", &AmbiguousError{Prefix: prefix, Examples: live[:min(len(live), 3)]}
 	}
+}
+
+// resolvePage is how many candidates of a prefix are looked at in one go.
+const resolvePage = 100
+
+// withPrefix finds up to a few tasks that have a record and begin with prefix. Indexes may still name tasks whose
+// record has gone with its retention, so only records count.
+func (s *Store) withPrefix(ctx context.Context, prefix string) (live []task.ID, err error) {
+	seen := map[task.ID]bool{}
+	var page []task.ID
+	check := func() {
+		snaps, serr := s.Snapshots(ctx, page)
+		if serr != nil {
+			err = serr
+		}
+		for i, sn := range snaps {
+			if sn.State != task.None {
+				live = append(live, page[i])
+			}
+		}
+		page = page[:0]
+	}
+	werr := s.walk(ctx, globEscape(prefix)+"*", func(id task.ID) bool {
+		if !strings.HasPrefix(string(id), prefix) || seen[id] {
+			return true
+		}
+		seen[id] = true
+		if page = append(page, id); len(page) == resolvePage {
+			check()
+		}
+		return err == nil && len(live) < 3
+	})
+	if werr == nil && err == nil {
+		check()
+	}
+	return live, errors.Join(werr, err)
 }
 
 // walk shows every indexed id that may match a glob, until yield says no.

@@ -35,20 +35,31 @@ type WorkerMeta struct {
 	Running int
 }
 
+// registerScript writes a worker's description and first heartbeat.
+// KEYS: meta, heartbeat, workers, queues. ARGV: worker, TTL in ms, time in ms, value of the heartbeat, number of queues,
+// the queues, then field, value pairs of meta. It begins with a write that Redis accepts at its memory limit: the tasks
+// that fill the memory can only be worked off if agents can start.
+var registerScript = redis.NewScript(`
+redis.call('PERSIST', KEYS[1])
+local n = tonumber(ARGV[5])
+redis.call('HSET', KEYS[1], unpack(ARGV, 6 + n))
+redis.call('SET', KEYS[2], ARGV[4], 'PX', ARGV[2])
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
+for i = 6, 5 + n do redis.call('SADD', KEYS[4], ARGV[i]) end
+return 1
+`)
+
 // Register writes a worker's description and first heartbeat. Its id must never have been used before.
 func (s *Store) Register(ctx context.Context, w WorkerMeta, ttl time.Duration) error {
 	id := string(w.ID)
-	_, err := s.cmd.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		p.HSet(ctx, s.keys.WorkerMeta(id), "slots", w.Slots, "queues", strings.Join(w.Queues, ","), "handlers", strings.Join(w.Handlers, ","),
-			"host", w.Host, "pid", w.PID, "version", w.Version, "started", w.Started.UnixMilli())
-		p.Set(ctx, s.keys.WorkerBeat(id), w.Host, ttl)
-		p.ZAdd(ctx, s.keys.Workers(), redis.Z{Score: float64(s.Now().UnixMilli()), Member: id})
-		for _, q := range w.Queues {
-			p.SAdd(ctx, s.keys.Queues(), q)
-		}
-		return nil
-	})
-	return err
+	args := []any{id, ttl.Milliseconds(), s.Now().UnixMilli(), w.Host, len(w.Queues)}
+	for _, q := range w.Queues {
+		args = append(args, q)
+	}
+	args = append(args, "slots", w.Slots, "queues", strings.Join(w.Queues, ","), "handlers", strings.Join(w.Handlers, ","),
+		"host", w.Host, "pid", w.PID, "version", w.Version, "started", w.Started.UnixMilli())
+	keys := []string{s.keys.WorkerMeta(id), s.keys.WorkerBeat(id), s.keys.Workers(), s.keys.Queues()}
+	return registerScript.Run(ctx, s.cmd, keys, args...).Err()
 }
 
 // setScript changes fields of a worker's meta if it still lives: a write must not bring a buried worker back.
