@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/millrace/millrace/internal/config"
+	"github.com/millrace/millrace/internal/hold"
 	"github.com/millrace/millrace/internal/spec"
 )
 
@@ -112,4 +113,8 @@ func DefaultStateDir() string {
 // margin is how long before a worker could be declared dead its tasks are dead by our own hand.
 func (c Config) margin() time.Duration {
 	return min(5*time.Second, c.HeartbeatTTL/6)
+}
+
+func (c Config) rules() hold.Rules {
+	return hold.Rules{TTL: c.HeartbeatTTL, Interval: c.HeartbeatInterval, Margin: c.margin(), Limit: c.HoldLimit, Vouch: hold.Vouch}
 }

@@ -57,6 +57,7 @@ func newLife(a *Agent, id task.WorkerID) (*life, error) {
 	l := &life{a: a, id: id, log: a.log.With(logkey.Worker, id), held: map[held]*attempt{}, unknown: map[string]bool{}, linked: map[string]bool{},
 		freed: make(chan struct{}, 1), rung: make(chan struct{}, 1), kick: make(chan struct{}, 1), acks: make(chan ack, 16),
 		finishes: make(chan *ending, maxBatch), fencedCh: make(chan struct{})}
+	l.lease.rules = a.cfg.rules()
 	for _, p := range store.Priorities {
 		for _, q := range a.cfg.Queues {
 			l.lanes = append(l.lanes, store.Lane(q, p))
@@ -130,7 +131,7 @@ func (l *life) register(ctx context.Context) error {
 		sent := guard.Now()
 		err := l.a.st.Register(ctx, l.a.meta(l.id, host, os.Getpid()), l.a.cfg.HeartbeatTTL)
 		if err == nil {
-			l.lease.renewed(sent, l.a.cfg)
+			l.lease.renewed(sent)
 			l.a.met.slots.Set(float64(l.a.cfg.Slots))
 			loop.Success("registered")
 			l.a.readyOnce.Do(func() { close(l.a.ready) })
@@ -308,8 +309,8 @@ func poke(ch chan struct{}) {
 func (l *life) callbacks() control.Callbacks {
 	return control.Callbacks{
 		State:          l.heartbeat,
-		OnConnected:    func(d string, _ *millracev1.ControlWelcome) { l.link(d, true); poke(l.rung) },
-		OnDisconnected: func(string) { poke(l.rung) },
+		OnConnected:    func(d string, _ *millracev1.ControlWelcome) { l.link(d, true); l.lease.connected(d); poke(l.rung) },
+		OnDisconnected: func(d string) { l.lease.disconnected(d); poke(l.rung) },
 		OnHeartbeatAck: func(d string, m *millracev1.ControlHeartbeatAck) {
 			select {
 			case l.acks <- ack{d, m}:

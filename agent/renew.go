@@ -7,50 +7,71 @@ import (
 	"time"
 
 	"github.com/millrace/millrace/internal/guard"
+	"github.com/millrace/millrace/internal/hold"
 	"github.com/millrace/millrace/internal/logkey"
 	"github.com/millrace/millrace/internal/store"
 	"github.com/millrace/millrace/internal/task"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// lease is what this worker knows of its own life in Redis, on a clock that counts sleep and that nobody sets.
+// lease is what this worker knows of its own life in Redis, on a clock that counts sleep and that nobody sets. The
+// decisions are package hold's.
 type lease struct {
-	mu       sync.Mutex
-	deadline guard.Instant // until then nobody may declare us dead, with a margin to stop what runs
-	hold     guard.Instant // until then a dispatcher vouches that Redis is gone for it too
-	limit    guard.Instant // the latest that holding may go on
-	addrs    map[string]string
+	mu    sync.Mutex
+	rules hold.Rules
+	me    hold.Agent
+	peers map[string]*hold.Peer // by dispatcher; a new connection begins a new one
+	addrs map[string]string
 }
 
+// instant is the clock that package hold is asked on.
+func instant(i guard.Instant) hold.Instant { return hold.Instant(i) }
+
 // renewed notes a renewal by the time at which it was sent: what lies between sending and arriving is not ours.
-func (e *lease) renewed(sent guard.Instant, c Config) {
+func (e *lease) renewed(sent guard.Instant) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if d := sent.Add(c.HeartbeatTTL - c.margin()); d > e.deadline {
-		e.deadline = d
-		e.limit = d.Add(c.HoldLimit)
+	e.me.Renewed(instant(sent))
+}
+
+// connected begins anew with a dispatcher.
+func (e *lease) connected(dispatcher string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.peers == nil {
+		e.peers = map[string]*hold.Peer{}
 	}
+	e.peers[dispatcher] = &hold.Peer{}
+}
+
+// disconnected forgets what a dispatcher said.
+func (e *lease) disconnected(dispatcher string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.peers, dispatcher)
 }
 
 // vouched notes that a dispatcher which counts for us could not reach Redis either.
-func (e *lease) vouched(sent guard.Instant, d time.Duration) {
+func (e *lease) vouched(dispatcher string, sent guard.Instant) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.hold = max(e.hold, sent.Add(d))
+	if p := e.peers[dispatcher]; p != nil {
+		e.me.Vouched(e.rules, p, instant(sent))
+	}
 }
 
-// until is when tasks have to be stopped: at the deadline, or later while a dispatcher vouches, within the hold limit.
+// until is when tasks have to be stopped.
 func (e *lease) until() guard.Instant {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return max(e.deadline, min(e.hold, e.limit))
+	return guard.Instant(e.me.Until(e.rules))
 }
 
 // sure reports whether the lease itself is valid: only then may new work begin.
 func (e *lease) sure() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return guard.Now() < e.deadline
+	return instant(guard.Now()) < e.me.Sure(e.rules)
 }
 
 func (e *lease) addr(dispatcher string) string {
@@ -79,8 +100,9 @@ type ack struct {
 // retryRenew is the pause between tries while renewals fail. It is well below the 3 s for which a dispatcher vouches.
 const retryRenew = 500 * time.Millisecond
 
-// renewTimeout bounds one try, so that a Redis that hangs does not use up the time there is.
-const renewTimeout = time.Second
+// renewTimeout bounds one try, so that a Redis that hangs does not use up the time there is: a dispatcher's word counts
+// only when it was asked soon after the last good renewal.
+func (c Config) renewTimeout() time.Duration { return min(time.Second, c.HeartbeatInterval/4) }
 
 // renewLoop proves to Redis that worker and tasks live, and stops the tasks before anybody may think that they do not.
 func (l *life) renewLoop(ctx context.Context) {
@@ -173,14 +195,14 @@ func (l *life) renewOnce(ctx context.Context, at guard.Instant) error {
 	for i, a := range attempts {
 		hs[i] = store.Held{ID: a.c.ID, Attempt: a.c.Attempt}
 	}
-	short, cancel := context.WithTimeout(ctx, renewTimeout)
+	short, cancel := context.WithTimeout(ctx, l.a.cfg.renewTimeout())
 	defer cancel()
 	got, err := l.a.st.Renew(short, store.RenewFor{Worker: l.id, Beat: l.a.cfg.Name, TTL: l.a.cfg.HeartbeatTTL, Lease: l.a.cfg.LeaseTTL,
 		Held: hs, Lanes: l.lanes})
 	if err != nil {
 		return err
 	}
-	l.lease.renewed(at, l.a.cfg)
+	l.lease.renewed(at)
 	for i, st := range got.Status {
 		switch st {
 		case store.OursCancel:
@@ -286,7 +308,7 @@ func (l *life) onAck(m ack, sent *sentTimes) {
 		l.fence()
 	case m.m.GetRenewed():
 		l.a.met.renewals.WithLabelValues("dispatcher").Inc()
-		l.lease.renewed(at, l.a.cfg)
+		l.lease.renewed(at)
 		for _, c := range m.m.GetCancels() {
 			if a := l.find(task.ID(c.GetTaskId()), c.GetAttempt()); a != nil {
 				a.stop(stopCancelled, -1)
@@ -298,6 +320,6 @@ func (l *life) onAck(m ack, sent *sentTimes) {
 			}
 		}
 	case m.m.GetRedisUnreachable():
-		l.lease.vouched(at, m.m.GetHoldLease().AsDuration())
+		l.lease.vouched(m.dispatcher, at)
 	}
 }

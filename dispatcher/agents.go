@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/millrace/millrace/internal/control"
+	"github.com/millrace/millrace/internal/hold"
 	"github.com/millrace/millrace/internal/logkey"
 	"github.com/millrace/millrace/internal/ops"
 	"github.com/millrace/millrace/internal/store"
@@ -18,9 +19,6 @@ import (
 )
 
 var _ control.Handler = (*Service)(nil)
-
-// unreachableLease is how long "I cannot reach Redis either" may be relied on.
-const unreachableLease = 3 * time.Second
 
 // maxRenewals that wait; a worker whose heartbeat is not answered asks again.
 const maxRenewals = 1024
@@ -32,48 +30,67 @@ type renewal struct {
 	reply func(*millracev1.ControlHeartbeatAck)
 }
 
-// holds is what the holding rules need: which leases "I cannot reach Redis either" we gave, and whether we may count
-// as alive for the reapers.
-type holds struct {
+// vouches are the words that Redis is gone for us too, which workers may rely on for a while. The decisions are
+// package hold's.
+type vouches struct {
 	mu    sync.Mutex
-	given map[string]time.Time // worker → end of the lease it was given
+	d     hold.Dispatcher
+	last  map[string]renewal // the newest wish of each worker that relies on us
+	zero  time.Time          // of the clock that package hold is asked on
 	peers int
 }
 
-func (h *holds) give(worker string, until time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.given == nil {
-		h.given = map[string]time.Time{}
+func (v *vouches) now() hold.Instant { return time.Since(v.zero) }
+
+// give notes the word before it is sent.
+func (v *vouches) give(rules hold.Rules, r renewal) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.d.Vouch(rules, r.w.ID, v.now())
+	if v.last == nil {
+		v.last = map[string]renewal{}
 	}
-	h.given[worker] = until
+	v.last[r.w.ID] = r
 }
 
-// clear reports whether every lease given to a worker that is not connected now has run out.
-func (h *holds) clear(connected map[string]bool, now time.Time) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	ok := true
-	for w, until := range h.given {
-		if connected[w] || !until.After(now) {
-			delete(h.given, w)
-			continue
-		}
-		ok = false
+// settled notes that nobody can be misled about the worker any more.
+func (v *vouches) settled(worker string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.d.Renewed(worker)
+	delete(v.last, worker)
+}
+
+// owed returns the workers to renew before we may register, as they last asked.
+func (v *vouches) owed() []renewal {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var out []renewal
+	still := map[string]renewal{}
+	for _, w := range v.d.Owed(v.now()) {
+		still[w] = v.last[w]
+		out = append(out, v.last[w])
 	}
-	return ok
+	v.last = still
+	return out
 }
 
-func (h *holds) setPeers(n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.peers = n
+func (v *vouches) mayRegister() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.d.MayRegister(v.now())
 }
 
-func (h *holds) hasPeers() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.peers > 0
+func (v *vouches) setPeers(n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.peers = n
+}
+
+func (v *vouches) hasPeers() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.peers > 0
 }
 
 // Connected writes us into the worker's meta before it is welcomed: only then do we count for holding.
@@ -131,9 +148,8 @@ func (s *Service) renewFor(ctx context.Context, r renewal) (*millracev1.ControlH
 	for i, a := range r.hb.GetRunning() {
 		held[i] = store.Held{ID: task.ID(a.GetTaskId()), Attempt: a.GetAttempt()}
 	}
-	short, cancel := context.WithTimeout(ctx, time.Second)
+	short, cancel := context.WithTimeout(ctx, min(time.Second, s.cfg.HeartbeatInterval/2))
 	defer cancel()
-	asked := time.Now()
 	got, err := s.st.Renew(short, store.RenewFor{Worker: task.WorkerID(r.w.ID), Beat: "by " + s.id,
 		TTL: s.cfg.HeartbeatTTL, Lease: s.cfg.LeaseTTL, Held: held})
 	ack := &millracev1.ControlHeartbeatAck{}
@@ -141,15 +157,17 @@ func (s *Service) renewFor(ctx context.Context, r renewal) (*millracev1.ControlH
 	case errors.Is(err, store.ErrFenced):
 		s.met.renewed.WithLabelValues("fenced").Inc()
 		ack.Fenced = true
+		s.vouches.settled(r.w.ID)
 		return ack, nil
 	case err != nil:
 		s.met.renewed.WithLabelValues("unreachable").Inc()
-		s.holds.give(r.w.ID, asked.Add(unreachableLease+time.Second))
-		ack.RedisUnreachable, ack.HoldLease = true, durationpb.New(unreachableLease)
+		s.vouches.give(s.cfg.rules(), r)
+		ack.RedisUnreachable, ack.HoldLease = true, durationpb.New(hold.Vouch)
 		return ack, err
 	}
 	s.met.renewed.WithLabelValues("renewed").Inc()
 	ack.Renewed = true
+	s.vouches.settled(r.w.ID)
 	for i, st := range got.Status {
 		a := r.hb.GetRunning()[i]
 		switch st {
@@ -164,9 +182,9 @@ func (s *Service) renewFor(ctx context.Context, r renewal) (*millracev1.ControlH
 }
 
 // register keeps our address in Redis, so that agents find us and reapers know whether we live. After a time without
-// Redis it first waits out every lease that told a worker, now out of sight, that Redis is gone for us too.
+// Redis it first renews every worker that relies on our word that Redis is gone, or waits until that word has run out.
 func (s *Service) register(ctx context.Context, loop *ops.Loop) {
-	ttl := s.cfg.registration()
+	ttl := s.cfg.rules().Registration()
 	loop.Expect(3 * ttl)
 	for tries := 0; ctx.Err() == nil; {
 		err := s.registerOnce(ctx, ttl)
@@ -191,12 +209,13 @@ func (s *Service) registerOnce(ctx context.Context, ttl time.Duration) error {
 	if err := s.st.Ping(ctx); err != nil {
 		return err
 	}
-	connected := map[string]bool{}
-	for _, w := range s.ctl.Workers() {
-		connected[w.ID] = true
+	for _, r := range s.vouches.owed() {
+		if _, err := s.renewFor(ctx, r); err != nil {
+			return err
+		}
 	}
-	if !s.holds.clear(connected, time.Now()) {
-		return errors.New("a worker out of sight may still rely on our word that Redis is gone")
+	if !s.vouches.mayRegister() {
+		return errors.New("a worker may still rely on our word that Redis is gone")
 	}
 	if err := s.st.RegisterDispatcher(ctx, s.id, s.advertise(), ttl); err != nil {
 		return err
@@ -206,7 +225,7 @@ func (s *Service) registerOnce(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	delete(peers, s.id)
-	s.holds.setPeers(len(peers))
+	s.vouches.setPeers(len(peers))
 	return nil
 }
 

@@ -19,7 +19,7 @@ func (s *Service) ring(ctx context.Context, lanes map[string]int) {
 	for lane, n := range lanes {
 		rung := s.ctl.Ring(lane, n)
 		s.met.rings.Add(float64(rung))
-		if rung < n && s.holds.hasPeers() {
+		if rung < n && s.vouches.hasPeers() {
 			if err := s.st.Hint(ctx, fmt.Sprintf("%s %s %d", store.HintBell, lane, n-rung)); err != nil {
 				s.errs.Warn(ctx, "hint", "hint not sent, peers ring a little later", err)
 			}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/millrace/millrace/internal/config"
+	"github.com/millrace/millrace/internal/hold"
 )
 
 // Config of a dispatcher, read from MILLRACE_*.
@@ -48,8 +49,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// registration is how long a dispatcher counts as alive after it wrote itself into Redis. It must end before the
-// heartbeat of a worker that was renewed at the same time, less one interval: see the holding rules.
-func (c Config) registration() time.Duration {
-	return (c.HeartbeatTTL - c.HeartbeatInterval) * 3 / 4
+// rules of holding, as far as a dispatcher needs them.
+func (c Config) rules() hold.Rules {
+	return hold.Rules{TTL: c.HeartbeatTTL, Interval: c.HeartbeatInterval, Limit: c.HoldLimit, Vouch: hold.Vouch}
 }

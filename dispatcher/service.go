@@ -58,10 +58,10 @@ type Service struct {
 	api    API
 	limits spec.Limits
 
-	full   atomic.Pointer[string] // why nothing is admitted now
-	wake   chan struct{}          // something is due now
-	renews chan renewal
-	holds  holds
+	full    atomic.Pointer[string] // why nothing is admitted now
+	wake    chan struct{}          // something is due now
+	renews  chan renewal
+	vouches vouches
 
 	mu       sync.Mutex
 	httpAddr string
@@ -82,7 +82,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{cfg: cfg, id: newID(), st: deps.Store, status: deps.Status, met: newMetrics(deps.Registry),
 		limits: spec.Limits{TaskBytes: cfg.TaskLimit}, wake: make(chan struct{}, 1),
-		renews: make(chan renewal, maxRenewals), ready: make(chan struct{})}
+		renews: make(chan renewal, maxRenewals), vouches: vouches{zero: time.Now()}, ready: make(chan struct{})}
 	s.log = deps.Log.With(logkey.Component, "dispatcher")
 	s.errs = logkey.NewLimiter(s.log)
 	ctl, err := control.NewServer(control.ServerConfig{DispatcherID: s.id, Token: []byte(cfg.Token.Reveal()),

@@ -199,7 +199,7 @@ func (r *Reaper) scanOnce(ctx context.Context) (result, error) {
 			dead = append(dead, w.ID)
 			continue
 		}
-		if w.Beating || res.paused != "" || !r.watch.mayDeclare(w, alive) {
+		if w.Beating || !r.watch.mayDeclare(w, alive) {
 			continue
 		}
 		now, err := r.st.Declare(ctx, w.ID, false)

@@ -5,34 +5,38 @@ import (
 	"sync"
 	"time"
 
+	"github.com/millrace/millrace/internal/hold"
 	"github.com/millrace/millrace/internal/store"
 	"github.com/millrace/millrace/internal/task"
 )
 
 // watch decides when a worker whose heartbeat is gone may be declared dead. It counts on this process' monotonic
-// clock only.
+// clock only; the decisions are package hold's.
 //
 // A heartbeat can be gone although its worker lives and holds on to its tasks: because Redis was away and the time
 // ran on, or because the worker relies on a dispatcher that told it that Redis is gone for all.
 type watch struct {
-	cfg Config
+	rules hold.Rules
+	zero  time.Time // of the clock that package hold is asked on
 
-	mu       sync.Mutex
-	missing  map[task.WorkerID]time.Time // since when, counted anew after every pause
-	beating  map[task.WorkerID]bool      // at the last look
-	runID    string
-	started  bool
-	lastAt   time.Time     // of the last look, here
-	lastBy   time.Time     // of the last look, by Redis' clock
-	pausedTo time.Time     // nobody is declared before
-	why      string        // of the pause
-	lost     bool          // we could not reach Redis
-	jump     time.Duration // of Redis' clock that counts as a step
+	mu      sync.Mutex
+	me      hold.Reaper
+	absent  map[task.WorkerID]*hold.Absence
+	beating map[task.WorkerID]bool // at the last look
+	runID   string
+	lastAt  time.Time    // of the last look, here
+	lastBy  time.Time    // of the last look, by Redis' clock
+	until   hold.Instant // of the pause
+	why     string       // of the pause
+	lost    bool         // we could not reach Redis
 }
 
 func newWatch(cfg Config) watch {
-	return watch{cfg: cfg, missing: map[task.WorkerID]time.Time{}, beating: map[task.WorkerID]bool{}, jump: cfg.HeartbeatTTL / 3}
+	return watch{rules: hold.Rules{TTL: cfg.HeartbeatTTL, Interval: cfg.HeartbeatInterval, Limit: cfg.HoldLimit, Vouch: hold.Vouch},
+		zero: time.Now(), absent: map[task.WorkerID]*hold.Absence{}, beating: map[task.WorkerID]bool{}}
 }
+
+func (w *watch) now() hold.Instant { return time.Since(w.zero) }
 
 // disconnected notes that we could not look: others may have been unable to renew as well.
 func (w *watch) disconnected() {
@@ -45,37 +49,45 @@ func (w *watch) disconnected() {
 func (w *watch) look(workers []store.WorkerMeta, server *store.Server, serverNow time.Time) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := time.Now()
-	switch {
-	case w.lost:
-		w.pause(now, "this reaper could not reach Redis")
-	case server != nil && w.runID != "" && server.RunID != w.runID:
-		w.pause(now, "Redis was restarted or failed over")
-	case server != nil && w.runID == "" && !server.Started.IsZero() && now.Sub(server.Started) < w.cfg.HeartbeatTTL:
-		w.pause(now, "Redis has just started")
-	case !w.lastAt.IsZero() && serverNow.Sub(w.lastBy)-now.Sub(w.lastAt) > w.jump:
-		w.pause(now, "Redis' clock stepped forward")
+	at := time.Now()
+	if why := w.disturbance(server, at, serverNow); why != "" {
+		w.pause(why)
 	}
 	w.lost = false
 	if server != nil {
 		w.runID = server.RunID
 	}
-	w.lastAt, w.lastBy = now, serverNow
-	if n, all := w.vanished(workers); w.started && n >= 5 && 2*n > all {
-		w.pause(now, fmt.Sprintf("%d of %d workers vanished at once", n, all))
+	w.lastAt, w.lastBy = at, serverNow
+	if n, all := w.vanished(workers); w.me.Scanned(w.rules, w.now(), n, all) {
+		w.until, w.why = w.now()+w.rules.TTL, fmt.Sprintf("%d of %d workers vanished at once", n, all)
 	}
-	w.started = true
-	w.note(workers, now)
-	if now.Before(w.pausedTo) {
+	w.note(workers)
+	if w.now() < w.until {
 		return w.why
 	}
 	return ""
 }
 
-// pause gives the living one heartbeat lifetime to renew first, and counts all absences anew.
-func (w *watch) pause(now time.Time, why string) {
-	w.pausedTo, w.why = now.Add(w.cfg.HeartbeatTTL), why
-	clear(w.missing)
+// disturbance is what may have kept the living from renewing, or us from seeing that they did.
+func (w *watch) disturbance(server *store.Server, at, serverNow time.Time) string {
+	step := w.rules.TTL / 3 // of Redis' clock beside ours
+	switch {
+	case w.lost:
+		return "this reaper could not reach Redis"
+	case server != nil && w.runID != "" && server.RunID != w.runID:
+		return "Redis was restarted or failed over"
+	case server != nil && w.runID == "" && !server.Started.IsZero() && at.Sub(server.Started) < w.rules.TTL:
+		return "Redis has just started"
+	case !w.lastAt.IsZero() && serverNow.Sub(w.lastBy)-at.Sub(w.lastAt) > step:
+		return "Redis' clock stepped forward"
+	default:
+		return ""
+	}
+}
+
+func (w *watch) pause(why string) {
+	w.me.Pause(w.rules, w.now())
+	w.until, w.why = w.now()+w.rules.TTL, why
 }
 
 // vanished counts the workers that beat at the last look and do not now.
@@ -91,55 +103,49 @@ func (w *watch) vanished(workers []store.WorkerMeta) (n, all int) {
 	return n, all
 }
 
-func (w *watch) note(workers []store.WorkerMeta, now time.Time) {
+func (w *watch) note(workers []store.WorkerMeta) {
 	clear(w.beating)
 	known := map[task.WorkerID]bool{}
 	for _, m := range workers {
 		known[m.ID] = true
 		if m.Beating {
 			w.beating[m.ID] = true
-			delete(w.missing, m.ID)
-		} else if _, ok := w.missing[m.ID]; !ok {
-			since := now
-			if now.Before(w.pausedTo) {
-				since = w.pausedTo
-			}
-			w.missing[m.ID] = since
+			delete(w.absent, m.ID)
 		}
 	}
-	for id := range w.missing {
+	for id := range w.absent {
 		if !known[id] {
-			delete(w.missing, id)
+			delete(w.absent, id)
 		}
 	}
 }
 
-// mayDeclare: at once when every dispatcher that could vouch for the worker lives and so can reach Redis; otherwise
-// only after the hold limit, for the worker may be holding together with a dispatcher that is cut off too.
+// mayDeclare is asked at every look about each worker whose heartbeat is gone.
 func (w *watch) mayDeclare(m store.WorkerMeta, alive map[string]string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a := w.absent[m.ID]
+	if a == nil {
+		a = &hold.Absence{}
+		w.absent[m.ID] = a
+	}
 	all := true
 	for _, d := range m.Dispatchers {
 		if _, ok := alive[d]; !ok {
 			all = false
 		}
 	}
-	if all || w.cfg.HoldLimit <= 0 {
-		return true
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	since, ok := w.missing[m.ID]
-	return ok && time.Since(since) > w.cfg.HoldLimit
+	return w.me.MayDeclare(w.rules, w.now(), a, all)
 }
 
 func (w *watch) forget(id task.WorkerID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.missing, id)
+	delete(w.absent, id)
 }
 
 func (w *watch) isPaused() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return time.Now().Before(w.pausedTo)
+	return w.now() < w.until
 }

@@ -20,6 +20,9 @@ type Rules struct {
 	Vouch    time.Duration // how long "I cannot reach Redis either" may be relied on
 }
 
+// Vouch is the Rules.Vouch that all parts use; part of the protocol between agents and dispatchers.
+const Vouch = 3 * time.Second
+
 // Registration is the lifetime of a dispatcher's entry in Redis. It ends before the heartbeat of every worker that may
 // hold on this dispatcher's word, so that whoever sees the heartbeat gone also sees the dispatcher gone. Such a worker
 // was renewed at most silence before the dispatcher lost Redis; what is left of two intervals is for slow answers.
