@@ -119,12 +119,57 @@ func (a *Agent) Run(ctx context.Context) error {
 	shipCtx, stopShip := context.WithCancel(context.WithoutCancel(ctx))
 	shipped := make(chan error, 1)
 	go func() { shipped <- a.ship.Run(shipCtx) }() // ends with stopShip below
+	swept := make(chan struct{})
+	go func() { defer close(swept); a.sweepLeftovers(shipCtx) }() // ends with stopShip below
 	err = a.lives(ctx)
 	stopShip()
+	<-swept
 	if serr := <-shipped; err == nil && serr != nil && !errors.Is(serr, context.Canceled) {
 		err = serr
 	}
 	return err
+}
+
+// leftoversEvery is how often directories of tasks that ended long ago are looked for.
+const leftoversEvery = time.Hour
+
+// sweepLeftovers removes directories that were kept for people. The state directory may be shared: only a task that has
+// ended, by its record, or has none any more, is swept.
+func (a *Agent) sweepLeftovers(ctx context.Context) {
+	t := time.NewTicker(leftoversEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if err := a.sweepLeftoversOnce(ctx); err != nil && ctx.Err() == nil {
+			a.log.Warn("old working directories not removed, tries again later", logkey.Err, err)
+		}
+	}
+}
+
+func (a *Agent) sweepLeftoversOnce(ctx context.Context) error {
+	names, err := a.home.stale(a.cfg.KeepWork)
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	ids := make([]task.ID, len(names))
+	for i, n := range names {
+		ids[i] = task.ID(n)
+	}
+	snaps, err := a.st.Snapshots(ctx, ids)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i, sn := range snaps {
+		if sn.State == task.None || sn.State.Final() {
+			errs = append(errs, a.home.remove(names[i]))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // lives runs one incarnation after another: a worker that was declared dead goes on under a new id.

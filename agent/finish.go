@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
+	"sort"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -26,10 +28,14 @@ type ending struct {
 func (l *life) finishLoop(ctx context.Context) {
 	loop := l.a.status.Loop("agent.finish")
 	var batch []*ending
+	var late recent
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-l.resend:
+			l.sayAgain(ctx, late.since(time.Now().Add(-resendWindow)))
+			continue
 		case e := <-l.finishes:
 			batch = append(batch[:0], e)
 		}
@@ -42,6 +48,7 @@ func (l *life) finishLoop(ctx context.Context) {
 				break gather
 			}
 		}
+		late.add(batch, time.Now())
 		for tries := 0; len(batch) > 0; tries++ {
 			var err error
 			batch, err = l.report(ctx, batch)
@@ -58,6 +65,68 @@ func (l *life) finishLoop(ctx context.Context) {
 			poke(l.kick)
 			store.Backoff(ctx, tries)
 		}
+	}
+}
+
+// resendWindow is how much a Redis that syncs its file every second may have forgotten when it comes back, and more.
+const resendWindow = 5 * time.Second
+
+// recent are the outcomes of the last seconds.
+type recent struct{ list []said }
+
+type said struct {
+	at     time.Time
+	change *store.Change
+}
+
+// maxRecent bounds them by number: what a second holds at the highest rates.
+const maxRecent = 20000
+
+func (r *recent) add(batch []*ending, now time.Time) {
+	for _, e := range batch {
+		r.list = append(r.list, said{now, e.change})
+	}
+	if n := len(r.list) - maxRecent; n > 0 {
+		r.list = append(r.list[:0], r.list[n:]...)
+	}
+	if len(r.list) > 0 && now.Sub(r.list[0].at) > 2*resendWindow {
+		r.list = append(r.list[:0:0], r.after(now.Add(-resendWindow))...)
+	}
+}
+
+func (r *recent) after(t time.Time) []said {
+	i := sort.Search(len(r.list), func(i int) bool { return r.list[i].at.After(t) })
+	return r.list[i:]
+}
+
+func (r *recent) since(t time.Time) []*store.Change {
+	var out []*store.Change
+	for _, s := range r.after(t) {
+		out = append(out, s.change)
+	}
+	return out
+}
+
+// sayAgain reports outcomes once more to a Redis that was restarted and may have forgotten them. Those it knows change
+// nothing.
+func (l *life) sayAgain(ctx context.Context, changes []*store.Change) {
+	for len(changes) > 0 && ctx.Err() == nil {
+		n := min(len(changes), maxBatch)
+		out, err := l.a.st.Do(ctx, changes[:n])
+		if err != nil {
+			l.a.errs.Warn(ctx, "resend", "recent outcomes not repeated to the restarted Redis", err)
+			return
+		}
+		again := 0
+		for _, o := range out {
+			if o.Done {
+				again++
+			}
+		}
+		if again > 0 {
+			l.log.Warn("the restarted Redis had forgotten outcomes; reported them again", logkey.Count, again)
+		}
+		changes = changes[n:]
 	}
 }
 

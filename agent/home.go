@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -102,24 +104,31 @@ func (h *home) checkpointDir(task string) string {
 	return filepath.Join(h.root, "checkpoints", task)
 }
 
-// purge removes working directories and checkpoints of attempts that ended longer than keep ago.
-func (h *home) purge(keep time.Duration, inUse func(task string) bool) error {
+// stale lists tasks with a working or checkpoint directory that nobody has touched for so long.
+func (h *home) stale(keep time.Duration) ([]string, error) {
 	var errs []error
-	for _, kind := range []string{"work", "checkpoints"} {
-		dir := filepath.Join(h.root, kind)
-		entries, err := os.ReadDir(dir)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
+	found := map[string]bool{}
+	for _, kind := range leftoverKinds {
+		entries, err := os.ReadDir(filepath.Join(h.root, kind))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
 		}
-		errs = append(errs, err)
 		for _, e := range entries {
-			if inUse(e.Name()) {
-				continue
-			}
 			if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > keep {
-				errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+				found[e.Name()] = true
 			}
 		}
+	}
+	return slices.Sorted(maps.Keys(found)), errors.Join(errs...)
+}
+
+var leftoverKinds = []string{"work", "checkpoints"}
+
+// remove removes the directories of a task.
+func (h *home) remove(task string) error {
+	var errs []error
+	for _, kind := range leftoverKinds {
+		errs = append(errs, os.RemoveAll(filepath.Join(h.root, kind, task)))
 	}
 	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/millrace/millrace/internal/control"
 	"github.com/millrace/millrace/internal/guard"
 	"github.com/millrace/millrace/internal/logkey"
+	"github.com/millrace/millrace/internal/spec"
 	"github.com/millrace/millrace/internal/store"
 	"github.com/millrace/millrace/internal/task"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -41,10 +43,12 @@ type life struct {
 	freed    chan struct{} // a slot was freed, or the fetch loop has another reason to look
 	rung     chan struct{} // a dispatcher rang, or came or went
 	kick     chan struct{} // renew now
+	resend   chan struct{} // repeat recent outcomes
 	acks     chan ack
 	finishes chan *ending
 	fencedCh chan struct{}
 	fenced   sync.Once
+	runID    string      // of the Redis process that was renewed with
 	broken   atomic.Bool // the connection to Redis broke: renew before claiming
 }
 
@@ -55,7 +59,7 @@ type held struct {
 
 func newLife(a *Agent, id task.WorkerID) (*life, error) {
 	l := &life{a: a, id: id, log: a.log.With(logkey.Worker, id), held: map[held]*attempt{}, unknown: map[string]bool{}, linked: map[string]bool{},
-		freed: make(chan struct{}, 1), rung: make(chan struct{}, 1), kick: make(chan struct{}, 1), acks: make(chan ack, 16),
+		freed: make(chan struct{}, 1), rung: make(chan struct{}, 1), kick: make(chan struct{}, 1), resend: make(chan struct{}, 1), acks: make(chan ack, 16),
 		finishes: make(chan *ending, maxBatch), fencedCh: make(chan struct{})}
 	l.lease.rules = a.cfg.rules()
 	for _, p := range store.Priorities {
@@ -182,11 +186,26 @@ func (l *life) drain(ctx context.Context, guardLost <-chan struct{}) error {
 	default:
 		l.stopAll(stopPreempted)
 	}
-	l.waitIdle(ctx, l.fencedCh)
+	bounded, cancel := context.WithTimeout(ctx, l.longestGrace()+handlerPatience)
+	defer cancel()
+	l.waitIdle(bounded, l.fencedCh)
+	if n := len(l.all()); n > 0 {
+		return fmt.Errorf("%d tasks did not end although they were told to: a handler must return when its context ends; they are taken over once this worker's heartbeat is gone", n)
+	}
 	if errors.Is(err, store.ErrFenced) {
 		return nil // we stop anyway
 	}
 	return err
+}
+
+// handlerPatience is for what the grace of a task does not bound: Go handlers, and reporting to a Redis that is slow.
+const handlerPatience = 15 * time.Second
+
+func (l *life) longestGrace() (d time.Duration) {
+	for _, a := range l.all() {
+		d = max(d, spec.Grace(a.t))
+	}
+	return d
 }
 
 // idle is closed when nothing is held any more.

@@ -146,6 +146,7 @@ func (l *life) renewLoop(ctx context.Context) {
 			}
 			fails = 0
 			l.broken.Store(false)
+			l.noteServer()
 			l.a.met.renewals.WithLabelValues("redis").Inc()
 			loop.Success("")
 			poke(l.freed)
@@ -153,6 +154,18 @@ func (l *life) renewLoop(ctx context.Context) {
 		l.guardUntil(fails)
 		timer.Reset(l.pause(fails))
 	}
+}
+
+// noteServer has recent outcomes repeated when this is not the Redis process that it was.
+func (l *life) noteServer() {
+	sv := l.a.st.Server()
+	if sv == nil || sv.RunID == l.runID {
+		return
+	}
+	if l.runID != "" {
+		poke(l.resend)
+	}
+	l.runID = sv.RunID
 }
 
 // pause until the next renewal: short while they fail, and while there is no control channel to bring cancels.
