@@ -31,6 +31,7 @@ import (
 
 // Deps of an Agent.
 type Deps struct {
+	// Store to use; nil opens one as the configuration says, for the time of Run. It may be shared.
 	Store    *store.Store
 	Log      *slog.Logger
 	Registry prometheus.Registerer
@@ -63,6 +64,7 @@ type Agent struct {
 	home *home
 	ship *logship.Shipper
 
+	ownStore  bool
 	ready     chan struct{} // closed at the first registration
 	readyOnce sync.Once
 }
@@ -86,6 +88,13 @@ func New(cfg Config, deps Deps, opts ...Option) (*Agent, error) {
 	for _, o := range opts {
 		o(a)
 	}
+	if a.st == nil {
+		st, err := store.New(store.Options{URL: cfg.URL, Namespace: cfg.Namespace, Name: "millrace-agent"}, a.log)
+		if err != nil {
+			return nil, err
+		}
+		a.st, a.ownStore = st, true
+	}
 	for name, fn := range a.handlers {
 		if name == "" || fn == nil {
 			return nil, fmt.Errorf("handler %q: needs a name and a function", name)
@@ -95,8 +104,21 @@ func New(cfg Config, deps Deps, opts ...Option) (*Agent, error) {
 }
 
 // Run works until ctx ends, then drains, and returns after everything that it started has ended. The error is nil
-// when it stopped in order.
+// when it stopped in order. Call it once.
 func (a *Agent) Run(ctx context.Context) error {
+	if a.ownStore {
+		defer func() { _ = a.st.Close() }()
+		if err := a.st.Wait(ctx, a.cfg.WaitRedis); err != nil {
+			return err
+		}
+		warnings, err := a.st.Check(ctx, a.cfg.Strict)
+		for _, w := range warnings {
+			a.log.Warn(w)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	h, err := openHome(a.cfg.StateDir, a.cfg.Name)
 	if err != nil {
 		return err

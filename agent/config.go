@@ -39,6 +39,13 @@ type Config struct {
 	SpoolLimit int64 `env:"SPOOL_LIMIT" envDefault:"4294967296" help:"bytes of unsent logs on disk, while Redis cannot take them"`
 }
 
+// ConfigFromEnv reads MILLRACE_* over the defaults, and reports every problem at once.
+func ConfigFromEnv() (Config, error) {
+	var c Config
+	err := config.Load(&c)
+	return c, err
+}
+
 // Validate reports every setting that cannot work.
 func (c Config) Validate() error {
 	var errs []error
