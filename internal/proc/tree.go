@@ -36,10 +36,8 @@ func (p *Process) Stop(sig syscall.Signal, grace time.Duration) {
 func (p *Process) stop(sig syscall.Signal, grace time.Duration, leftover bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	select {
-	case <-p.empty:
+	if p.isEmpty() {
 		return
-	default:
 	}
 	deadline, first := time.Now().Add(max(grace, 0)), p.deadline.IsZero()
 	if !first && !deadline.Before(p.deadline) {
@@ -61,6 +59,7 @@ func (p *Process) stop(sig syscall.Signal, grace time.Duration, leftover bool) {
 func (p *Process) enforce(sig syscall.Signal, gently bool) {
 	if gently {
 		p.signalTree(sig)
+		wake(p.members())
 	}
 	for {
 		p.mu.Lock()
@@ -86,11 +85,9 @@ func (p *Process) enforce(sig syscall.Signal, gently bool) {
 func (p *Process) killTree() {
 	begin, waiting := time.Now(), true
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		if p.signalTree(unix.SIGKILL) > 0 {
-			p.mu.Lock()
-			p.outcome.Killed = p.outcome.Killed || !p.leftover
-			p.mu.Unlock()
-		}
+		members := p.members()
+		p.noteKill(len(members))
+		p.signal(members, unix.SIGKILL)
 		select {
 		case <-p.empty:
 			return
@@ -103,11 +100,31 @@ func (p *Process) killTree() {
 	}
 }
 
-// signalTree sends sig to all members and returns to how many. Those are listed before the first one gets the signal,
-// because a parent's death moves its children; the main process group gets it in one call, which no fork can slip
-// through.
-func (p *Process) signalTree(sig syscall.Signal) int {
-	members := p.members()
+// noteKill is called before the KILL is sent: the tree may be gone, and its outcome handed out, right after.
+func (p *Process) noteKill(members int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if members > 0 && !p.leftover && !p.isEmpty() {
+		p.outcome.Killed = true
+	}
+}
+
+// isEmpty is called with the lock held.
+func (p *Process) isEmpty() bool {
+	select {
+	case <-p.empty:
+		return true
+	default:
+		return false
+	}
+}
+
+// signalTree sends sig to all members and returns to how many.
+func (p *Process) signalTree(sig syscall.Signal) int { return p.signal(p.members(), sig) }
+
+// signal sends sig to members, which were listed before, because a parent's death moves its children. The main process
+// group gets it in one call, which no fork can slip through.
+func (p *Process) signal(members []stat, sig syscall.Signal) int {
 	grouped := p.signalGroup(sig)
 	sent := 0
 	for _, m := range members {
@@ -115,17 +132,15 @@ func (p *Process) signalTree(sig syscall.Signal) int {
 			sent++
 		}
 	}
-	if sig != unix.SIGKILL && sig != unix.SIGSTOP {
-		wake(members)
-	}
 	return sent
 }
 
-// wake continues stopped processes, which could not act on their signal before the grace is over. Others get no
+// wake continues stopped processes, which could not act on their signal before the grace is over. So could not one whose
+// vfork waits for a stopped child: it is not stopped yet (state D), but will be once the child goes on. Others get no
 // signal they might not expect.
 func wake(members []stat) {
 	for _, m := range members {
-		if s, ok := readStat(m.pid); ok && s.state == 'T' {
+		if s, ok := readStat(m.pid); ok && (s.state == 'T' || s.state == 'D') {
 			kill(m.key(), unix.SIGCONT)
 		}
 	}
