@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"slices"
@@ -26,7 +27,7 @@ func (p *Process) Signal(sig syscall.Signal, tree bool) error {
 	return unix.Kill(p.pid, sig)
 }
 
-// Stop sends sig to every process of the tree, once, and KILL to all that is left when grace is over. It returns at once
+// Stop sends sig to every process of the tree, once, with a CONT for those that are stopped, and KILL to all that is left when grace is over. It returns at once
 // and may be called again: a later call never signals a second time, so that no handler is interrupted by its own
 // signal, but it can bring the end forward. A grace of 0 or less kills now.
 func (p *Process) Stop(sig syscall.Signal, grace time.Duration) {
@@ -58,8 +59,11 @@ func (p *Process) stop(sig syscall.Signal, grace time.Duration, leftover bool) {
 // enforce carries a stop out. It ends with the tree.
 func (p *Process) enforce(sig syscall.Signal, gently bool) {
 	if gently {
-		p.signalTree(sig)
-		wake(p.members())
+		// CONT after it, as systemd and Slurm do: a stopped process could not act on its signal before the grace is over,
+		// and a stop that is only pending cannot be seen. Who is not stopped and has no handler does not notice.
+		members := p.members()
+		p.signal(members, sig)
+		p.signal(members, unix.SIGCONT)
 	}
 	for {
 		p.mu.Lock()
@@ -133,17 +137,6 @@ func (p *Process) signal(members []stat, sig syscall.Signal) int {
 		}
 	}
 	return sent
-}
-
-// wake continues stopped processes, which could not act on their signal before the grace is over. So could not one whose
-// vfork waits for a stopped child: it is not stopped yet (state D), but will be once the child goes on. Others get no
-// signal they might not expect.
-func wake(members []stat) {
-	for _, m := range members {
-		if s, ok := readStat(m.pid); ok && (s.state == 'T' || s.state == 'D') {
-			kill(m.key(), unix.SIGCONT)
-		}
-	}
 }
 
 // signalGroup signals the main process group while the main process holds its id.
@@ -291,7 +284,8 @@ func (p *Process) membersByScan() []stat {
 	return p.remember(withDescendants(all, ours))
 }
 
-// withDescendants returns the processes for which root holds, and all that is below them.
+// withDescendants returns the processes for which root holds, and all that is below them, parents before children: who
+// is killed first cannot act on the death of the others.
 func withDescendants(all map[int]stat, root func(stat) bool) []stat {
 	kids := map[int][]int{}
 	var found []stat
@@ -309,6 +303,7 @@ func withDescendants(all map[int]stat, root func(stat) bool) []stat {
 			}
 		}
 	}
+	slices.SortFunc(found, func(a, b stat) int { return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(a.pid, b.pid)) })
 	return found
 }
 
