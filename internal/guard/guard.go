@@ -26,6 +26,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -36,6 +37,8 @@ import (
 const (
 	// tick is how often the guard looks at the deadline.
 	tick = 100 * time.Millisecond
+	// settled is when the guard's own start is over.
+	settled = time.Second
 	// defaultStuckAfter is long for a process that was only late, and short beside the time a supervisor needs to notice.
 	defaultStuckAfter = 5 * time.Second
 	// startFailed is the exit code for millrace's own errors.
@@ -86,6 +89,7 @@ func Supervise(opts Options) (code int, link *Link, err error) {
 // guard starts the agent and watches it to its end.
 func guard(opts Options) (code int, _ *Link, err error) {
 	debug.SetGCPercent(20) // small matters more than fast: it allocates only when it sweeps
+	runtime.GOMAXPROCS(1)
 	if err := proc.BecomeSubreaper(); err != nil {
 		return startFailed, nil, err
 	}

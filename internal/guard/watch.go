@@ -98,6 +98,7 @@ func (w *watch) run(cmd *exec.Cmd, signals <-chan os.Signal) (code int, _ *Link,
 	defer signal.Stop(children)
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
+	slim := time.After(settled)
 	var late lateness
 	for {
 		select {
@@ -105,6 +106,8 @@ func (w *watch) run(cmd *exec.Cmd, signals <-chan os.Signal) (code int, _ *Link,
 			_ = cmd.Process.Signal(sig)
 		case <-children:
 			proc.ReapChildren(w.agent)
+		case <-slim:
+			Trim()
 		case <-ticker.C:
 			w.check(&late)
 		case <-ended:

@@ -84,14 +84,22 @@ type registry struct {
 
 var living = registry{all: map[*Process]bool{}, mains: map[int]*Process{}, owners: map[key]*Process{}}
 
-func (r *registry) add(p *Process) {
+// expect is called before the fork: what a process leaves behind in its first moment must find its owner.
+func (r *registry) expect(p *Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.all[p], r.mains[p.pid] = true, p
+	r.all[p] = true
 	if !r.reaping {
 		r.reaping = true
 		go r.reapLoop()
 	}
+}
+
+// forked makes the main process known.
+func (r *registry) forked(p *Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mains[p.pid] = p
 }
 
 func (r *registry) remove(p *Process) {
@@ -110,6 +118,7 @@ func (r *registry) reapLoop() {
 		time.Sleep(reapInterval)
 		orphans := r.orphans()
 		r.killStrays(orphans)
+		r.sampleMemory()
 		r.mu.Lock()
 		if len(r.all) == 0 && len(orphans) == 0 {
 			clear(r.owners)
@@ -118,6 +127,20 @@ func (r *registry) reapLoop() {
 			return
 		}
 		r.mu.Unlock()
+	}
+}
+
+// sampleMemory looks at the main processes that need it.
+func (r *registry) sampleMemory() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	for _, p := range r.mains {
+		p.mu.Lock()
+		if !p.reaped {
+			p.memory.sample(p.pid, now)
+		}
+		p.mu.Unlock()
 	}
 }
 

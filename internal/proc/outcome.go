@@ -31,7 +31,8 @@ type Outcome struct {
 	// UserCPU and SystemCPU are of the main process, of all descendants that were waited for, and of the orphans that the
 	// agent reaped.
 	UserCPU, SystemCPU time.Duration
-	// MaxRSSBytes is the largest resident set of any single process of the tree.
+	// MaxRSSBytes is the largest resident set of any single process of the tree. 0 means that it is not known: the kernel
+	// counts the agent's own size in, so what stayed smaller is known only from looks at the running main process.
 	MaxRSSBytes int64
 	// BlocksIn and BlocksOut count the reads from and writes to block devices, in 512 byte units.
 	BlocksIn, BlocksOut int64
@@ -60,7 +61,7 @@ func (o *Outcome) status(ws syscall.WaitStatus) {
 func (o *Outcome) use(ru syscall.Rusage) {
 	o.UserCPU += time.Duration(ru.Utime.Nano())
 	o.SystemCPU += time.Duration(ru.Stime.Nano())
-	o.MaxRSSBytes = max(o.MaxRSSBytes, ru.Maxrss<<10)
+	o.MaxRSSBytes = max(o.MaxRSSBytes, ru.Maxrss<<10) // Linux counts in KiB
 	o.BlocksIn += ru.Inblock
 	o.BlocksOut += ru.Oublock
 }

@@ -78,7 +78,6 @@ func (o *output) copy() {
 	}
 	for !end {
 		if err := o.conn.Read(step); err != nil {
-			o.cut = true
 			o.rest()
 			return
 		}
@@ -107,14 +106,11 @@ func (o *output) move(fd int) (n int, err error) {
 func (o *output) rest() {
 	_ = o.conn.Control(func(fd uintptr) {
 		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
-		for err == nil && left > 0 {
-			var n int
-			if n, err = o.move(int(fd)); n == 0 {
-				o.cut = err != nil
-				return
-			}
-			left -= n
+		for n := 1; err == nil && left > 0 && n > 0; left -= n {
+			n, err = o.move(int(fd))
 		}
+		n, err := o.move(int(fd))
+		o.cut = n > 0 || err != nil // the end reads as nothing, without an error
 	})
 }
 

@@ -41,6 +41,7 @@ type Process struct {
 	deadline time.Time // of Stop; zero before it
 	leftover bool      // the first stop was ours, after the main process had ended by itself
 	seen     map[key]bool
+	memory   memory
 	outcome  Outcome
 }
 
@@ -78,6 +79,7 @@ func Start(spec Spec) (*Process, error) {
 		p.close()
 		return nil, fmt.Errorf("open pipes of the process: %w", err)
 	}
+	living.expect(p)
 	pidfd := -1
 	p.pid, err = fork(path, spec.Argv, &syscall.ProcAttr{
 		Dir: spec.Dir, Env: spec.environ(), Files: files,
@@ -85,10 +87,12 @@ func Start(spec Spec) (*Process, error) {
 	})
 	closeFiles()
 	if err != nil {
+		living.remove(p)
 		p.close()
 		return nil, spec.diagnose(path, err)
 	}
-	living.add(p)
+	p.memory = newMemory()
+	living.forked(p)
 	if pidfd >= 0 {
 		p.exit, _ = pollable(pidfd, "process")
 	}
@@ -160,13 +164,16 @@ func (p *Process) run() {
 	if ended {
 		p.outcome.status(ws)
 		p.outcome.use(usage)
+		p.outcome.MaxRSSBytes = p.memory.settle(p.outcome.MaxRSSBytes)
 	} else {
 		p.outcome.Signal, p.outcome.ExitCode = unix.SIGKILL, 128+int(unix.SIGKILL)
 	}
 	p.mu.Unlock()
 
 	p.awaitEmpty()
-	close(p.empty)
+	p.mu.Lock()
+	close(p.empty) // from here on only this goroutine writes the outcome
+	p.mu.Unlock()
 	living.remove(p)
 	p.finishStreams()
 	close(p.done)

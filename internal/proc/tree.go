@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"slices"
@@ -26,7 +27,7 @@ func (p *Process) Signal(sig syscall.Signal, tree bool) error {
 	return unix.Kill(p.pid, sig)
 }
 
-// Stop sends sig to every process of the tree, once, and KILL to all that is left when grace is over. It returns at once
+// Stop sends sig to every process of the tree, once, with a CONT for those that are stopped, and KILL to all that is left when grace is over. It returns at once
 // and may be called again: a later call never signals a second time, so that no handler is interrupted by its own
 // signal, but it can bring the end forward. A grace of 0 or less kills now.
 func (p *Process) Stop(sig syscall.Signal, grace time.Duration) {
@@ -36,10 +37,8 @@ func (p *Process) Stop(sig syscall.Signal, grace time.Duration) {
 func (p *Process) stop(sig syscall.Signal, grace time.Duration, leftover bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	select {
-	case <-p.empty:
+	if p.isEmpty() {
 		return
-	default:
 	}
 	deadline, first := time.Now().Add(max(grace, 0)), p.deadline.IsZero()
 	if !first && !deadline.Before(p.deadline) {
@@ -60,7 +59,11 @@ func (p *Process) stop(sig syscall.Signal, grace time.Duration, leftover bool) {
 // enforce carries a stop out. It ends with the tree.
 func (p *Process) enforce(sig syscall.Signal, gently bool) {
 	if gently {
-		p.signalTree(sig)
+		// CONT after it, as systemd and Slurm do: a stopped process could not act on its signal before the grace is over,
+		// and a stop that is only pending cannot be seen. Who is not stopped and has no handler does not notice.
+		members := p.members()
+		p.signal(members, sig)
+		p.signal(members, unix.SIGCONT)
 	}
 	for {
 		p.mu.Lock()
@@ -86,11 +89,9 @@ func (p *Process) enforce(sig syscall.Signal, gently bool) {
 func (p *Process) killTree() {
 	begin, waiting := time.Now(), true
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		if p.signalTree(unix.SIGKILL) > 0 {
-			p.mu.Lock()
-			p.outcome.Killed = p.outcome.Killed || !p.leftover
-			p.mu.Unlock()
-		}
+		members := p.members()
+		p.noteKill(len(members))
+		p.signal(members, unix.SIGKILL)
 		select {
 		case <-p.empty:
 			return
@@ -103,11 +104,31 @@ func (p *Process) killTree() {
 	}
 }
 
-// signalTree sends sig to all members and returns to how many. Those are listed before the first one gets the signal,
-// because a parent's death moves its children; the main process group gets it in one call, which no fork can slip
-// through.
-func (p *Process) signalTree(sig syscall.Signal) int {
-	members := p.members()
+// noteKill is called before the KILL is sent: the tree may be gone, and its outcome handed out, right after.
+func (p *Process) noteKill(members int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if members > 0 && !p.leftover && !p.isEmpty() {
+		p.outcome.Killed = true
+	}
+}
+
+// isEmpty is called with the lock held.
+func (p *Process) isEmpty() bool {
+	select {
+	case <-p.empty:
+		return true
+	default:
+		return false
+	}
+}
+
+// signalTree sends sig to all members and returns to how many.
+func (p *Process) signalTree(sig syscall.Signal) int { return p.signal(p.members(), sig) }
+
+// signal sends sig to members, which were listed before, because a parent's death moves its children. The main process
+// group gets it in one call, which no fork can slip through.
+func (p *Process) signal(members []stat, sig syscall.Signal) int {
 	grouped := p.signalGroup(sig)
 	sent := 0
 	for _, m := range members {
@@ -115,20 +136,7 @@ func (p *Process) signalTree(sig syscall.Signal) int {
 			sent++
 		}
 	}
-	if sig != unix.SIGKILL && sig != unix.SIGSTOP {
-		wake(members)
-	}
 	return sent
-}
-
-// wake continues stopped processes, which could not act on their signal before the grace is over. Others get no
-// signal they might not expect.
-func wake(members []stat) {
-	for _, m := range members {
-		if s, ok := readStat(m.pid); ok && s.state == 'T' {
-			kill(m.key(), unix.SIGCONT)
-		}
-	}
 }
 
 // signalGroup signals the main process group while the main process holds its id.
@@ -276,7 +284,8 @@ func (p *Process) membersByScan() []stat {
 	return p.remember(withDescendants(all, ours))
 }
 
-// withDescendants returns the processes for which root holds, and all that is below them.
+// withDescendants returns the processes for which root holds, and all that is below them, parents before children: who
+// is killed first cannot act on the death of the others.
 func withDescendants(all map[int]stat, root func(stat) bool) []stat {
 	kids := map[int][]int{}
 	var found []stat
@@ -294,6 +303,7 @@ func withDescendants(all map[int]stat, root func(stat) bool) []stat {
 			}
 		}
 	}
+	slices.SortFunc(found, func(a, b stat) int { return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(a.pid, b.pid)) })
 	return found
 }
 
