@@ -25,7 +25,7 @@ import (
 
 // TestMain allows for the threads that start children, which live as long as the process.
 func TestMain(m *testing.M) {
-	redistest.Main(m, goleak.IgnoreTopFunction("github.com/millrace/millrace/internal/proc.forkLoop"))
+	redistest.Main(m, goleak.IgnoreAnyFunction("github.com/millrace/millrace/internal/proc.forkLoop"))
 }
 
 func testConfig(t *testing.T) Config {
