@@ -115,23 +115,7 @@ func (s *Service) promoteIDs(ctx context.Context, ids []task.ID) (int, error) {
 	}
 	s.met.promoted.Add(float64(n))
 	s.ring(ctx, lanes)
-	return n, s.forgetStale(ctx, store.IndexDelayed, task.Delayed, stale)
-}
-
-// forgetStale takes ids out of an index that their records do not belong in. It looks once more just before, so that a
-// task which came back meanwhile is not forgotten; what still slips through is found by the reaper's audit.
-func (s *Service) forgetStale(ctx context.Context, i store.Index, belongs task.State, ids []task.ID) error {
-	snaps, err := s.st.Snapshots(ctx, ids)
-	if err != nil {
-		return err
-	}
-	var gone []task.ID
-	for k, sn := range snaps {
-		if sn.State != belongs {
-			gone = append(gone, ids[k])
-		}
-	}
-	return s.st.Forget(ctx, i, gone...)
+	return n, s.st.ForgetUnless(ctx, store.IndexDelayed, task.Delayed, stale...)
 }
 
 // expire ends tasks that were not started in time. Those that run or have ended only leave the index.

@@ -62,7 +62,7 @@ func (r *Reaper) overdue(ctx context.Context) error {
 			stale = append(stale, ids[i])
 		}
 	}
-	if err := r.st.Forget(ctx, store.IndexRunning, stale...); err != nil {
+	if err := r.st.ForgetUnless(ctx, store.IndexRunning, task.Running, stale...); err != nil {
 		return err
 	}
 	var res result

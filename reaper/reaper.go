@@ -350,7 +350,7 @@ func (r *Reaper) recoverRunning(ctx context.Context, dead func(task.WorkerID) bo
 				lost = append(lost, ids[i])
 			}
 		}
-		if err := r.st.Forget(ctx, store.IndexRunning, stale...); err != nil {
+		if err := r.st.ForgetUnless(ctx, store.IndexRunning, task.Running, stale...); err != nil {
 			return err
 		}
 		moved, err := r.loseIDs(ctx, lost, time.Time{}, res)

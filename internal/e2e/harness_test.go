@@ -137,7 +137,7 @@ func (s *system) start(verb string, env map[string]string, args ...string) *serv
 
 func (s *system) environ(env map[string]string) []string {
 	out := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "MILLRACE_REDIS_URL=" + s.url, "MILLRACE_HEARTBEAT_TTL=3s",
-		"MILLRACE_HEARTBEAT_INTERVAL=1s", "MILLRACE_LEASE_TTL=12s", "MILLRACE_SCAN_INTERVAL=1s", "MILLRACE_HOLD_LIMIT=5s",
+		"MILLRACE_HEARTBEAT_INTERVAL=1s", "MILLRACE_LEASE_TTL=12s", "MILLRACE_SCAN_INTERVAL=1s", "MILLRACE_HOLD_LIMIT=30s",
 		"MILLRACE_SERVER=" + s.server, "MILLRACE_LOG_LEVEL=info"}
 	for _, m := range []map[string]string{s.env, env} {
 		for k, v := range m {

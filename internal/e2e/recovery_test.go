@@ -233,14 +233,13 @@ func TestS12StreamDeleted(t *testing.T) {
 func TestS12QueuedTasksSurviveTheirStream(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	a := s.agent("a", 1)
+	s.agent("a", 1)
 	blocker := s.sh("sleep 3")
 	s.running(blocker)
 	var ids []string
 	for range 5 {
 		ids = append(ids, s.sh("exit 0"))
 	}
-	_ = a
 	time.Sleep(1500 * time.Millisecond) // until the reaper has seen the group once
 	if err := s.st.Client().Del(t.Context(), "dispatch:default:normal").Err(); err != nil {
 		t.Fatal(err)
@@ -360,8 +359,6 @@ func TestCutOffAgentFencesItself(t *testing.T) {
 	s := newSystem(t)
 	proxy := redistest.NewProxy(t, s.redis.Addr())
 	marks := filepath.Join(s.dir, "marks")
-	control := redistest.NewProxy(t, freePort(t)) // nobody listens behind it
-	_ = control
 	cut := s.start("agent", map[string]string{"AGENT_NAME": "cut", "SLOTS": "1", "STATE_DIR": filepath.Join(s.dir, "cut"),
 		"REDIS_URL": proxy.URL(), "TOKEN": "another-token-so-that-no-dispatcher-welcomes-it"})
 	cut.await("agent started")
@@ -390,7 +387,6 @@ func TestCutOffAgentFencesItself(t *testing.T) {
 func TestHoldsWhileRedisIsDown(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t, redistest.WithAOF())
-	s.env["HOLD_LIMIT"] = "60s"
 	s.agent("a", 1)
 	id := s.sh(`sleep 14; echo done $MILLRACE_ATTEMPT`)
 	s.running(id)

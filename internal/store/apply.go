@@ -19,7 +19,7 @@ import (
 //	number of questions, each as: kind, then its words
 //	  "ack" key group id    XACK of the entry must return 1; asked last, because a yes has removed it
 //	  "dead" key            the worker whose meta this is is dead or buried
-//	  "late" key member ms  its lease deadline in the index is older than ms, or it is not there
+//	  "late" key member ms  its lease deadline in the index is older than ms; one that is not there is put back by the audit
 //	number of commands, each as: name, key ("0" none), bind, number of words, the words
 //	  bind "1" adds the reply of the command before as a last word, to store the id of a new entry
 //
@@ -56,7 +56,7 @@ for i = 1, tonumber(ARGV[1]) do
     else
       if ok then
         local z = redis.pcall('ZSCORE', KEYS[tonumber(ARGV[p+2])], ARGV[p+3])
-        ok = not z or (type(z) == 'string' and tonumber(z) < tonumber(ARGV[p+4]))
+        ok = type(z) == 'string' and tonumber(z) < tonumber(ARGV[p+4])
       end
       p = p + 4
     end

@@ -202,14 +202,18 @@ func (s *Store) TrimResults(ctx context.Context, age time.Duration) (stale []str
 	return stale, s.cmd.XTrimMinID(ctx, key, limit).Err()
 }
 
+// dispatcherScript keeps a dispatcher known. Its first write is one that Redis accepts at its memory limit.
+// KEYS: registration, registry. ARGV: id, address, TTL in ms, time in ms.
+var dispatcherScript = redis.NewScript(`
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+return 0
+`)
+
 // RegisterDispatcher writes a dispatcher's address with a lifetime, so that agents find it.
 func (s *Store) RegisterDispatcher(ctx context.Context, id, addr string, ttl time.Duration) error {
-	_, err := s.cmd.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		p.Set(ctx, s.keys.Dispatcher(id), addr, ttl)
-		p.ZAdd(ctx, s.keys.Dispatchers(), redis.Z{Score: float64(s.Now().UnixMilli()), Member: id})
-		return nil
-	})
-	return err
+	return dispatcherScript.Run(ctx, s.cmd, []string{s.keys.Dispatcher(id), s.keys.Dispatchers()}, id, addr, ttl.Milliseconds(), s.Now().UnixMilli()).Err()
 }
 
 // UnregisterDispatcher removes a dispatcher that stopped in order.

@@ -200,6 +200,29 @@ func (s *Store) Forget(ctx context.Context, i Index, ids ...task.ID) error {
 	return s.cmd.ZRem(ctx, s.index(i), members...).Err()
 }
 
+// forgetScript takes ids out of an index that their records do not belong in, each in one step with the look.
+// KEYS: index. ARGV: prefix of records, the state that belongs there, ids.
+var forgetScript = redis.NewScript(`
+for i = 3, #ARGV do
+  local st = redis.pcall('HGET', ARGV[1] .. ARGV[i], 's')
+  if st ~= ARGV[2] then redis.call('ZREM', KEYS[1], ARGV[i]) end
+end
+return 0
+`)
+
+// ForgetUnless takes those ids out of an index whose record is not in the state that belongs there.
+func (s *Store) ForgetUnless(ctx context.Context, i Index, belongs task.State, ids ...task.ID) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	args := make([]any, 0, 2+len(ids))
+	args = append(args, s.keys.TaskOf(), string(belongs))
+	for _, id := range ids {
+		args = append(args, string(id))
+	}
+	return forgetScript.Run(ctx, s.cmd, []string{s.index(i)}, args...).Err()
+}
+
 // Listed returns ids of an index by position, the latest time first when newest.
 func (s *Store) Listed(ctx context.Context, i Index, start, count int64, newest bool) ([]task.ID, error) {
 	ids, err := s.cmd.ZRangeArgs(ctx, redis.ZRangeArgs{Key: s.index(i), Start: start, Stop: start + count - 1, Rev: newest}).Result()
