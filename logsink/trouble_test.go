@@ -356,9 +356,10 @@ func TestLateOutputOfAnOlderAttempt(t *testing.T) {
 	mustWrite(t, l.Writer(0), []byte("still here\n"))
 	l.Close()
 	c.check("late", 1, []byte("still here\n"))
-	if v, err := c.store.LogView(t.Context(), "late", 1); err != nil || !v.GetComplete() {
-		t.Errorf("the record says %v, %v", v, err)
-	}
+	c.eventually("the record knows", func() bool {
+		v, err := c.store.LogView(t.Context(), "late", 1)
+		return err == nil && v.GetComplete()
+	})
 }
 
 // What was lost on the way is a visible hole, and readers pass it.

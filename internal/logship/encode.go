@@ -88,5 +88,8 @@ func dropMarker(dropped uint64) []byte {
 	return fmt.Appendf(nil, "\n[millrace: %d bytes left out here]\n", dropped)
 }
 
+// markerRoom is more than a marker and the names in two chunks take.
+const markerRoom = 1 << 10
+
 // markerMax is the length of the longest marker.
 const markerMax = 64

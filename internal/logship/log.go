@@ -217,7 +217,9 @@ func (l *Log) seal() {
 
 // keep gives c, whose output is data, its place and queues it; with mu held.
 func (l *Log) keep(c *millracev1.LogChunk, data []byte) {
-	if l.lost > 0 && !l.mark(l.lost) {
+	// The marker only goes in together with output behind it, or a spool at its limit would fill up with markers.
+	if l.lost > 0 && !(l.q.fits(len(data)+markerRoom) && l.mark(l.lost)) {
+		l.lost += uint64(len(data))
 		l.drop(uint64(len(data)))
 		return
 	}

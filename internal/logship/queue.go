@@ -39,6 +39,18 @@ func (q *queue) push(b []byte) error {
 	return q.spool.append(b)
 }
 
+// fits reports whether n more bytes are within the limits; the disk may still refuse them.
+func (q *queue) fits(n int) bool {
+	s := q.l.s
+	if q.spool == nil && q.bytes+n <= s.cfg.MemoryPerAttempt && int(s.memory.Load())+n <= s.cfg.MemoryTotal {
+		return true
+	}
+	if q.spool == nil {
+		n += q.bytes // it is spooled first
+	}
+	return s.spooled.Load()+int64(n) <= s.cfg.SpoolLimit
+}
+
 // force adds a small chunk behind all others whatever the limits say.
 func (q *queue) force(b []byte) {
 	if q.push(b) != nil {
