@@ -81,8 +81,10 @@ func New(cfg Config, deps Deps, opts ...Option) (*Agent, error) {
 	if deps.Status == nil {
 		deps.Status = ops.NewStatus()
 	}
-	a := &Agent{cfg: cfg, st: deps.Store, status: deps.Status, guard: deps.Guard, procs: deps.Guard != nil || deps.NoGuard,
-		hurry: deps.Hurry, version: deps.Version, handlers: map[string]HandlerFunc{}, reg: deps.Registry, ready: make(chan struct{}), met: newMetrics(deps.Registry)}
+	a := &Agent{
+		cfg: cfg, st: deps.Store, status: deps.Status, guard: deps.Guard, procs: deps.Guard != nil || deps.NoGuard,
+		hurry: deps.Hurry, version: deps.Version, handlers: map[string]HandlerFunc{}, reg: deps.Registry, ready: make(chan struct{}), met: newMetrics(deps.Registry),
+	}
 	a.log = deps.Log.With(logkey.Component, "agent")
 	a.errs = logkey.NewLimiter(a.log)
 	for _, o := range opts {
@@ -113,7 +115,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		warnings, err := a.st.Check(ctx, a.cfg.Strict)
 		for _, w := range warnings {
-			a.log.Warn(w)
+			a.log.Warn("redis can lose tasks as it is set", logkey.Reason, w)
 		}
 		if err != nil {
 			return err
@@ -133,8 +135,10 @@ func (a *Agent) Run(ctx context.Context) error {
 			return fmt.Errorf("adopt orphans of tasks: %w", err)
 		}
 	}
-	if a.ship, err = logship.New(logship.Config{SpoolDir: filepath.Join(a.cfg.StateDir, "spool"), LimitBytes: uint64(a.cfg.LogLimit),
-		SpoolLimit: a.cfg.SpoolLimit, Compress: true},
+	if a.ship, err = logship.New(logship.Config{
+		SpoolDir: filepath.Join(a.cfg.StateDir, "spool"), LimitBytes: uint64(a.cfg.LogLimit),
+		SpoolLimit: a.cfg.SpoolLimit, Compress: true,
+	},
 		logship.Deps{Appender: a.st, Shards: a.st.LogShards, Logger: a.log, Registerer: a.reg}); err != nil {
 		return err
 	}
@@ -302,8 +306,10 @@ func (a *Agent) handlerNames() []string {
 }
 
 func (a *Agent) meta(id task.WorkerID, host string, pid int) store.WorkerMeta {
-	return store.WorkerMeta{ID: id, Slots: a.cfg.Slots, Queues: a.cfg.Queues, Handlers: a.handlerNames(), Host: host, PID: pid,
-		Version: a.version, Started: time.Now()}
+	return store.WorkerMeta{
+		ID: id, Slots: a.cfg.Slots, Queues: a.cfg.Queues, Handlers: a.handlerNames(), Host: host, PID: pid,
+		Version: a.version, Started: time.Now(),
+	}
 }
 
 // Queues that the agent serves.

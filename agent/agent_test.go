@@ -30,10 +30,14 @@ func TestMain(m *testing.M) {
 
 func testConfig(t *testing.T) Config {
 	t.Helper()
-	return Config{Queues: []string{"default"}, Slots: 4, StateDir: t.TempDir(), Name: "test", DrainTimeout: 100 * time.Millisecond, KeepWork: time.Hour,
+	return Config{
+		Queues: []string{"default"}, Slots: 4, StateDir: t.TempDir(), Name: "test", DrainTimeout: 100 * time.Millisecond, KeepWork: time.Hour,
 		LogLimit: 1 << 20, SpoolLimit: 16 << 20,
-		Timing: config.Timing{HeartbeatInterval: 500 * time.Millisecond, HeartbeatTTL: 3 * time.Second, LeaseTTL: 12 * time.Second,
-			ScanInterval: time.Second, HoldLimit: 0}}
+		Timing: config.Timing{
+			HeartbeatInterval: 500 * time.Millisecond, HeartbeatTTL: 3 * time.Second, LeaseTTL: 12 * time.Second,
+			ScanInterval: time.Second, HoldLimit: 0,
+		},
+	}
 }
 
 // start runs an agent that may run processes too; without a dispatcher it watches Redis itself.
@@ -56,8 +60,10 @@ func admit(t *testing.T, st *store.Store, id task.ID, spec *millracev1.Task) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := st.Do(t.Context(), []*store.Change{{Move: task.Admit, ID: id, In: task.Input{To: task.Queued}, Spec: spec, SpecBytes: raw,
-		Guess: store.Snapshot{Record: task.Record{State: task.None}}, Created: time.Now()}})
+	out, err := st.Do(t.Context(), []*store.Change{{
+		Move: task.Admit, ID: id, In: task.Input{To: task.Queued}, Spec: spec, SpecBytes: raw,
+		Guess: store.Snapshot{Record: task.Record{State: task.None}}, Created: time.Now(),
+	}})
 	if err != nil || !out[0].Done {
 		t.Fatalf("admit: %+v, %v", out, err)
 	}
@@ -103,8 +109,10 @@ func TestHandlerOutcomes(t *testing.T) {
 		Handle("slow", func(ctx context.Context, _ *Call) ([]byte, error) { <-ctx.Done(); return nil, context.Cause(ctx) }))
 	slow := callTask("slow", "")
 	slow.Timeout = durationpb.New(100 * time.Millisecond)
-	for id, spec := range map[task.ID]*millracev1.Task{"ok": callTask("ok", "it"), "fails": callTask("fails", ""), "panics": callTask("panics", ""),
-		"large": callTask("large", ""), "slow": slow, "unknown": callTask("nobody", "")} {
+	for id, spec := range map[task.ID]*millracev1.Task{
+		"ok": callTask("ok", "it"), "fails": callTask("fails", ""), "panics": callTask("panics", ""),
+		"large": callTask("large", ""), "slow": slow, "unknown": callTask("nobody", ""),
+	} {
 		admit(t, st, id, spec)
 	}
 	if r := final(t, st, "ok"); r.State != task.Succeeded || string(last(t, r).GetOutput()) != "did it" {
@@ -322,8 +330,10 @@ func TestFencedWorkerGoesOnUnderANewID(t *testing.T) {
 	if got := storetest.State(t, st, "f"); got != task.Running {
 		t.Fatalf("the outcome of a fenced worker counted: %v", got)
 	}
-	out, err := st.Do(t.Context(), []*store.Change{{Move: task.Lose, ID: "f", Guess: r.Snapshot, In: task.Input{Attempt: 1, Worker: old, Dead: true},
-		End: &millracev1.AttemptEnd{Attempt: 1, Worker: string(old), Reason: millracev1.Reason_REASON_WORKER_LOST}}})
+	out, err := st.Do(t.Context(), []*store.Change{{
+		Move: task.Lose, ID: "f", Guess: r.Snapshot, In: task.Input{Attempt: 1, Worker: old, Dead: true},
+		End: &millracev1.AttemptEnd{Attempt: 1, Worker: string(old), Reason: millracev1.Reason_REASON_WORKER_LOST},
+	}})
 	if err != nil || !out[0].Done {
 		t.Fatalf("%+v %v", out, err)
 	}

@@ -80,8 +80,10 @@ func (a *attempt) run() {
 		a.report(a.refusal(126, fmt.Sprintf("the task needs %d slots and this agent has %d: ask for fewer, or start agents with more", n, l.a.cfg.Slots)))
 		return
 	}
-	lg := l.a.ship.Open(logship.Attempt{Task: string(a.c.ID), Attempt: a.c.Attempt, Worker: string(l.id),
-		Date: a.started.UTC().Format(time.DateOnly), LimitBytes: a.t.GetLog().GetLimitBytes(), Split: a.t.GetLog().GetSplit(), ElideEmpty: true})
+	lg := l.a.ship.Open(logship.Attempt{
+		Task: string(a.c.ID), Attempt: a.c.Attempt, Worker: string(l.id),
+		Date: a.started.UTC().Format(time.DateOnly), LimitBytes: a.t.GetLog().GetLimitBytes(), Split: a.t.GetLog().GetSplit(), ElideEmpty: true,
+	})
 	var end *millracev1.AttemptEnd
 	if a.t.GetCall() != nil {
 		end = a.call(lg)
@@ -268,8 +270,10 @@ func (a *attempt) call(lg *logship.Log) *millracev1.AttemptEnd {
 		case <-done:
 		}
 	}()
-	out, err := call(ctx, fn, &Call{ID: string(a.c.ID), Attempt: a.c.Attempt, Handler: c.GetHandler(), Payload: c.GetPayload(),
-		Labels: a.t.GetLabels(), Output: lg.Writer(0)})
+	out, err := call(ctx, fn, &Call{
+		ID: string(a.c.ID), Attempt: a.c.Attempt, Handler: c.GetHandler(), Payload: c.GetPayload(),
+		Labels: a.t.GetLabels(), Output: lg.Writer(0),
+	})
 	e := a.end(millracev1.Reason_REASON_UNSPECIFIED, 0, "")
 	if err != nil {
 		e.ExitCode = 1
@@ -306,8 +310,10 @@ func shorten(s string) string {
 }
 
 func (a *attempt) end(why millracev1.Reason, code int32, message string) *millracev1.AttemptEnd {
-	return &millracev1.AttemptEnd{Attempt: a.c.Attempt, Worker: string(a.l.id), Reason: why, ExitCode: code, Message: message,
-		StartedAt: timestamppb.New(a.started), EndedAt: timestamppb.New(a.l.a.st.Now())}
+	return &millracev1.AttemptEnd{
+		Attempt: a.c.Attempt, Worker: string(a.l.id), Reason: why, ExitCode: code, Message: message,
+		StartedAt: timestamppb.New(a.started), EndedAt: timestamppb.New(a.l.a.st.Now()),
+	}
 }
 
 func (a *attempt) refusal(code int, why string) *millracev1.AttemptEnd {
@@ -326,8 +332,10 @@ func (a *attempt) report(e *millracev1.AttemptEnd) {
 		a.l.drop(a) // the record is not ours to change
 		return
 	}
-	c := &store.Change{ID: a.c.ID, Guess: a.c.At, In: task.Input{Attempt: a.c.Attempt, Worker: a.l.id}, End: e, Spec: a.t, SpecBytes: a.c.Spec,
-		Retention: retention(a.t)}
+	c := &store.Change{
+		ID: a.c.ID, Guess: a.c.At, In: task.Input{Attempt: a.c.Attempt, Worker: a.l.id}, End: e, Spec: a.t, SpecBytes: a.c.Spec,
+		Retention: retention(a.t),
+	}
 	switch {
 	case why == stopIsolated, e.Reason == millracev1.Reason_REASON_PREEMPTED,
 		e.Reason == millracev1.Reason_REASON_NEVER_STARTED, e.Reason == millracev1.Reason_REASON_INTERNAL:
@@ -347,9 +355,11 @@ func (a *attempt) report(e *millracev1.AttemptEnd) {
 }
 
 func retryRule(t *millracev1.Task) task.RetryRule {
-	return task.RetryRule{MaxAttempts: uint32(spec.MaxAttempts(t)), MaxLost: uint32(spec.MaxLost(t)),
+	return task.RetryRule{
+		MaxAttempts: uint32(spec.MaxAttempts(t)), MaxLost: uint32(spec.MaxLost(t)),
 		Retryable: func(r millracev1.Reason) bool { return spec.RetryOn(t, r) },
-		Delay:     func(n uint32) time.Duration { return spec.Delay(spec.BackoffOf(t), int(n), rand.Float64) }}
+		Delay:     func(n uint32) time.Duration { return spec.Delay(spec.BackoffOf(t), int(n), rand.Float64) },
+	}
 }
 
 func retention(t *millracev1.Task) time.Duration { return spec.Retention(t) }

@@ -172,8 +172,10 @@ func (l *life) ended(e *ending, now task.State) {
 // attempt is not ours any more. An outcome whose record has vanished is kept as a dead letter.
 func (l *life) refused(ctx context.Context, e *ending, o store.Outcome) error {
 	if o.Now.State == task.None {
-		d := &millracev1.DeadLetter{Source: "agent", Task: string(e.change.ID), Code: "record_missing", Attempts: []*millracev1.AttemptEnd{e.change.End},
-			Reason: "the task's record vanished while it ran: Redis lost data, or the record was deleted; this is how the attempt ended"}
+		d := &millracev1.DeadLetter{
+			Source: "agent", Task: string(e.change.ID), Code: "record_missing", Attempts: []*millracev1.AttemptEnd{e.change.End},
+			Reason: "the task's record vanished while it ran: Redis lost data, or the record was deleted; this is how the attempt ended",
+		}
 		if err := l.a.st.AddDead(ctx, d); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -44,7 +45,8 @@ type life struct {
 	rung     chan struct{} // a dispatcher rang, or came or went
 	kick     chan struct{} // renew now
 	resend   chan struct{} // repeat recent outcomes
-	acks     chan ack
+	asked    sentTimes
+	failing  atomic.Bool // renewals through Redis fail
 	finishes chan *ending
 	fencedCh chan struct{}
 	fenced   sync.Once
@@ -58,17 +60,21 @@ type held struct {
 }
 
 func newLife(a *Agent, id task.WorkerID) (*life, error) {
-	l := &life{a: a, id: id, log: a.log.With(logkey.Worker, id), held: map[held]*attempt{}, unknown: map[string]bool{}, linked: map[string]bool{},
-		freed: make(chan struct{}, 1), rung: make(chan struct{}, 1), kick: make(chan struct{}, 1), resend: make(chan struct{}, 1), acks: make(chan ack, 16),
-		finishes: make(chan *ending, maxBatch), fencedCh: make(chan struct{})}
+	l := &life{
+		a: a, id: id, log: a.log.With(logkey.Worker, id), held: map[held]*attempt{}, unknown: map[string]bool{}, linked: map[string]bool{},
+		freed: make(chan struct{}, 1), rung: make(chan struct{}, 1), kick: make(chan struct{}, 1), resend: make(chan struct{}, 1),
+		finishes: make(chan *ending, maxBatch), fencedCh: make(chan struct{}),
+	}
 	l.lease.rules = a.cfg.rules()
 	for _, p := range store.Priorities {
 		for _, q := range a.cfg.Queues {
 			l.lanes = append(l.lanes, store.Lane(q, p))
 		}
 	}
-	ctl, err := control.NewClient(control.ClientConfig{WorkerID: string(id), AgentVersion: a.version, Queues: a.cfg.Queues,
-		Slots: a.cfg.Slots, Token: []byte(a.cfg.Token.Reveal())}, l.callbacks(), control.Deps{Log: a.log, Registry: a.reg})
+	ctl, err := control.NewClient(control.ClientConfig{
+		WorkerID: string(id), AgentVersion: a.version, Queues: a.cfg.Queues,
+		Slots: a.cfg.Slots, Token: []byte(a.cfg.Token.Reveal()),
+	}, l.callbacks(), control.Deps{Log: a.log, Registry: a.reg})
 	if err != nil {
 		return nil, err
 	}
@@ -330,13 +336,8 @@ func (l *life) callbacks() control.Callbacks {
 		State:          l.heartbeat,
 		OnConnected:    func(d string, _ *millracev1.ControlWelcome) { l.link(d, true); l.lease.connected(d); poke(l.rung) },
 		OnDisconnected: func(d string) { l.lease.disconnected(d); poke(l.rung) },
-		OnHeartbeatAck: func(d string, m *millracev1.ControlHeartbeatAck) {
-			select {
-			case l.acks <- ack{d, m}:
-			default: // an answer that nobody has time for is asked for again
-			}
-		},
-		OnRing: func(string, string) { poke(l.rung) },
+		OnHeartbeatAck: l.onAck,
+		OnRing:         func(string, string) { poke(l.rung) },
 		OnCancel: func(_ string, m *millracev1.ControlCancel) {
 			if a := l.find(task.ID(m.GetTaskId()), m.GetAttempt()); a != nil {
 				a.stop(stopCancelled, -1)
@@ -407,9 +408,7 @@ func (l *life) withConnected(addrs map[string]string) map[string]string {
 	l.linkedMu.Lock()
 	defer l.linkedMu.Unlock()
 	out := make(map[string]string, len(addrs))
-	for d, at := range addrs {
-		out[d] = at
-	}
+	maps.Copy(out, addrs)
 	for _, d := range l.ctl.Connected() {
 		if _, ok := out[d]; !ok {
 			out[d] = l.lease.addr(d)

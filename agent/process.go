@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sort"
@@ -82,9 +83,7 @@ func (a *attempt) environment(work, check string) []string {
 	if tp := a.t.GetTraceparent(); tp != "" {
 		env["TRACEPARENT"] = tp
 	}
-	for k, v := range a.t.GetCommand().GetEnv() {
-		env[k] = v
-	}
+	maps.Copy(env, a.t.GetCommand().GetEnv())
 	out := make([]string, 0, len(env))
 	for k, v := range env {
 		out = append(out, k+"="+v)

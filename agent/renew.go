@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -86,15 +87,7 @@ func (e *lease) noteAddrs(addrs map[string]string) {
 	if e.addrs == nil {
 		e.addrs = map[string]string{}
 	}
-	for d, at := range addrs {
-		e.addrs[d] = at
-	}
-}
-
-// ack is a dispatcher's answer to a heartbeat.
-type ack struct {
-	dispatcher string
-	m          *millracev1.ControlHeartbeatAck
+	maps.Copy(e.addrs, addrs)
 }
 
 // retryRenew is the pause between tries while renewals fail. It is well below the 3 s for which a dispatcher vouches.
@@ -110,7 +103,6 @@ func (l *life) renewLoop(ctx context.Context) {
 	loop.Expect(l.a.cfg.HeartbeatTTL)
 	defer loop.Expect(0)
 	l.a.guard.Extend(l.lease.until())
-	sent := newSentTimes()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	fails := 0
@@ -118,12 +110,11 @@ func (l *life) renewLoop(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case m := <-l.acks:
-			l.onAck(m, sent)
-			l.guardUntil(fails)
-			continue
 		case <-l.kick:
 		case <-timer.C:
+		}
+		if fails > 0 {
+			l.askDispatchers() // they shall answer while we wait for a Redis that hangs
 		}
 		at := guard.Now()
 		err := l.renewOnce(ctx, at)
@@ -139,10 +130,12 @@ func (l *life) renewLoop(ctx context.Context) {
 			loop.Failure(err)
 			l.a.met.renewals.WithLabelValues("failed").Inc()
 			l.a.errs.Warn(ctx, "renew", "renewal failed, asks the dispatchers and tries again", err)
-			l.askDispatchers(sent)
+			if fails == 1 {
+				l.askDispatchers()
+			}
 		default:
 			if fails > 0 {
-				l.log.Info("redis is back", "failed renewals", fails)
+				l.log.Info("redis is back", "failed_renewals", fails)
 			}
 			fails = 0
 			l.broken.Store(false)
@@ -151,7 +144,8 @@ func (l *life) renewLoop(ctx context.Context) {
 			loop.Success("")
 			poke(l.freed)
 		}
-		l.guardUntil(fails)
+		l.failing.Store(fails > 0)
+		l.guardUntil()
 		timer.Reset(l.pause(fails))
 	}
 }
@@ -181,24 +175,26 @@ func (l *life) pause(fails int) time.Duration {
 }
 
 // guardUntil moves the dead-man's switch, or fences: what runs is stopped when the time is over.
-func (l *life) guardUntil(fails int) {
+func (l *life) guardUntil() {
 	until := l.lease.until()
-	if fails == 0 || guard.Now() < until {
+	if !l.failing.Load() || guard.Now() < until {
 		// The guard comes after us: it acts only when we do not.
 		l.a.guard.Extend(until.Add(l.a.cfg.margin() / 2))
 		return
 	}
 	n := 0
 	for _, a := range l.all() {
-		if !a.keep() {
+		if a.keep() {
+			continue
+		}
+		n++
+		if a.stopped() < stopIsolated {
 			a.stop(stopIsolated, 0)
-			n++
+			l.log.Warn("cut off from Redis: stopped a task before anybody else may start it", logkey.Task, a.c.ID, logkey.Attempt, a.c.Attempt)
 		}
 	}
 	if n == 0 {
 		l.a.guard.Disarm() // nothing runs that could run twice
-	} else {
-		l.log.Warn("cut off from Redis: stopped the tasks before anybody else may start them", "tasks", n)
 	}
 }
 
@@ -210,8 +206,10 @@ func (l *life) renewOnce(ctx context.Context, at guard.Instant) error {
 	}
 	short, cancel := context.WithTimeout(ctx, l.a.cfg.renewTimeout())
 	defer cancel()
-	got, err := l.a.st.Renew(short, store.RenewFor{Worker: l.id, Beat: l.a.cfg.Name, TTL: l.a.cfg.HeartbeatTTL, Lease: l.a.cfg.LeaseTTL,
-		Held: hs, Lanes: l.lanes})
+	got, err := l.a.st.Renew(short, store.RenewFor{
+		Worker: l.id, Beat: l.a.cfg.Name, TTL: l.a.cfg.HeartbeatTTL, Lease: l.a.cfg.LeaseTTL,
+		Held: hs, Lanes: l.lanes,
+	})
 	if err != nil {
 		return err
 	}
@@ -265,36 +263,50 @@ func (l *life) giveBack(ctx context.Context, lane, entry string) error {
 		return err
 	}
 	l.log.Warn("giving back a task that was claimed by a call whose answer got lost", logkey.Task, h.ID, logkey.Attempt, h.Attempt)
-	_, err = l.a.st.Do(ctx, []*store.Change{{Move: task.Release, ID: h.ID, In: task.Input{Attempt: h.Attempt, Worker: l.id},
+	_, err = l.a.st.Do(ctx, []*store.Change{{
+		Move: task.Release, ID: h.ID, In: task.Input{Attempt: h.Attempt, Worker: l.id},
 		Guess: store.Snapshot{Record: task.Record{State: task.Running, Attempt: h.Attempt, Owner: l.id}, Entry: entry, Lane: lane},
-		End:   &millracev1.AttemptEnd{Attempt: h.Attempt, Worker: string(l.id), Reason: millracev1.Reason_REASON_NEVER_STARTED, Message: "claimed by a call whose answer got lost"}}})
+		End:   &millracev1.AttemptEnd{Attempt: h.Attempt, Worker: string(l.id), Reason: millracev1.Reason_REASON_NEVER_STARTED, Message: "claimed by a call whose answer got lost"},
+	}})
 	l.a.met.released.Inc()
 	return err
 }
 
-// sentTimes remembers when heartbeats were sent, by sequence.
+// sentTimes remembers when heartbeats that ask for a renewal were sent, by sequence.
 type sentTimes struct {
+	mu  sync.Mutex
 	seq uint64
 	at  map[uint64]guard.Instant
-}
-
-func newSentTimes() *sentTimes { return &sentTimes{at: map[uint64]guard.Instant{}} }
-
-func (s *sentTimes) next() uint64 {
-	s.seq++
-	s.at[s.seq] = guard.Now()
-	delete(s.at, s.seq-64)
-	return s.seq
 }
 
 // wantsBit marks sequences of heartbeats that ask for a renewal; those that go by themselves have small numbers.
 const wantsBit = 1 << 32
 
+func (s *sentTimes) next() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at == nil {
+		s.at = map[uint64]guard.Instant{}
+	}
+	s.seq++
+	s.at[s.seq] = guard.Now()
+	delete(s.at, s.seq-64)
+	return s.seq | wantsBit
+}
+
+// when tells when the heartbeat of that sequence was sent; ok is false for one that asked for nothing.
+func (s *sentTimes) when(sequence uint64) (at guard.Instant, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, ok = s.at[sequence&^wantsBit]
+	return at, ok && sequence&wantsBit != 0
+}
+
 // askDispatchers asks all that are connected to renew for us.
-func (l *life) askDispatchers(sent *sentTimes) {
+func (l *life) askDispatchers() {
 	hb := l.heartbeat()
 	hb.WantsRenewal = true
-	hb.Sequence = sent.next() | wantsBit
+	hb.Sequence = l.asked.next()
 	l.ctl.HeartbeatAll(hb)
 }
 
@@ -308,31 +320,30 @@ func (l *life) heartbeat() *millracev1.ControlHeartbeat {
 	return hb
 }
 
-func (l *life) onAck(m ack, sent *sentTimes) {
-	if m.m.GetSequence()&wantsBit == 0 {
-		return
-	}
-	at, ok := sent.at[m.m.GetSequence()&^wantsBit]
+// onAck takes a dispatcher's answer in at once, on the goroutine that reads it: while Redis hangs the renewal loop does too.
+func (l *life) onAck(dispatcher string, m *millracev1.ControlHeartbeatAck) {
+	at, ok := l.asked.when(m.GetSequence())
 	if !ok {
 		return
 	}
+	defer l.guardUntil()
 	switch {
-	case m.m.GetFenced():
+	case m.GetFenced():
 		l.fence()
-	case m.m.GetRenewed():
+	case m.GetRenewed():
 		l.a.met.renewals.WithLabelValues("dispatcher").Inc()
 		l.lease.renewed(at)
-		for _, c := range m.m.GetCancels() {
+		for _, c := range m.GetCancels() {
 			if a := l.find(task.ID(c.GetTaskId()), c.GetAttempt()); a != nil {
 				a.stop(stopCancelled, -1)
 			}
 		}
-		for _, r := range m.m.GetRefused() {
+		for _, r := range m.GetRefused() {
 			if a := l.find(task.ID(r.GetTaskId()), r.GetAttempt()); a != nil && !a.reporting() {
 				a.stop(stopLost, 0)
 			}
 		}
-	case m.m.GetRedisUnreachable():
-		l.lease.vouched(m.dispatcher, at)
+	case m.GetRedisUnreachable():
+		l.lease.vouched(dispatcher, at)
 	}
 }

@@ -95,8 +95,10 @@ func (s *Service) admission(t *millracev1.Task, took store.Entry) (*store.Change
 	if err != nil {
 		return nil, fmt.Errorf("encode task: %w", err)
 	}
-	c := &store.Change{Move: task.Admit, ID: task.ID(t.GetId()), Guess: store.Snapshot{Record: task.Record{State: task.None}},
-		In: task.Input{To: task.Queued}, Spec: t, SpecBytes: raw, Created: now, Took: took}
+	c := &store.Change{
+		Move: task.Admit, ID: task.ID(t.GetId()), Guess: store.Snapshot{Record: task.Record{State: task.None}},
+		In: task.Input{To: task.Queued}, Spec: t, SpecBytes: raw, Created: now, Took: took,
+	}
 	if nb := spec.NotBefore(t); nb.After(now) {
 		c.In.To, c.Due = task.Delayed, nb
 	}

@@ -102,14 +102,11 @@ func (s *Service) Connected(ctx context.Context, w control.WorkerInfo) error {
 	case err != nil:
 		return fmt.Errorf("redis cannot be reached to register the connection: %w", err)
 	}
-	s.log.Info("agent connected", logkey.Worker, w.ID, logkey.Peer, w.RemoteAddr, "slots", w.Slots)
 	return nil
 }
 
-// Disconnected only tells: the agent itself takes us out of its meta when it can reach Redis.
-func (s *Service) Disconnected(w control.WorkerInfo) {
-	s.log.Info("agent disconnected", logkey.Worker, w.ID)
-}
+// Disconnected does nothing: the agent itself takes us out of its meta when it can reach Redis.
+func (s *Service) Disconnected(control.WorkerInfo) {}
 
 // Heartbeat answers at once, or hands the wish for a renewal to the loop that talks to Redis.
 func (s *Service) Heartbeat(w control.WorkerInfo, hb *millracev1.ControlHeartbeat, reply func(*millracev1.ControlHeartbeatAck)) {
@@ -134,13 +131,36 @@ func (s *Service) renewLoop(ctx context.Context, loop *ops.Loop) {
 			return
 		case r := <-s.renews:
 			ack, err := s.renewFor(ctx, r)
-			loop.Failure(err)
 			if err == nil {
 				loop.Success("renewed for " + r.w.ID)
 			}
 			r.reply(ack)
+			if err != nil {
+				loop.Failure(err)
+				s.answerAll()
+			}
 		}
 	}
+}
+
+// answerAll tells everybody who asked while a try failed what came of it: with a Redis that hangs, one try for each
+// worker would answer most of them too late.
+func (s *Service) answerAll() {
+	for {
+		select {
+		case r := <-s.renews:
+			r.reply(s.unreachable(r))
+		default:
+			return
+		}
+	}
+}
+
+// unreachable is the word that Redis is gone for us too; it is noted before it is sent.
+func (s *Service) unreachable(r renewal) *millracev1.ControlHeartbeatAck {
+	s.met.renewed.WithLabelValues("unreachable").Inc()
+	s.vouches.give(s.cfg.rules(), r)
+	return &millracev1.ControlHeartbeatAck{RedisUnreachable: true, HoldLease: durationpb.New(hold.Vouch)}
 }
 
 func (s *Service) renewFor(ctx context.Context, r renewal) (*millracev1.ControlHeartbeatAck, error) {
@@ -148,10 +168,12 @@ func (s *Service) renewFor(ctx context.Context, r renewal) (*millracev1.ControlH
 	for i, a := range r.hb.GetRunning() {
 		held[i] = store.Held{ID: task.ID(a.GetTaskId()), Attempt: a.GetAttempt()}
 	}
-	short, cancel := context.WithTimeout(ctx, min(time.Second, s.cfg.HeartbeatInterval/2))
+	short, cancel := context.WithTimeout(ctx, min(500*time.Millisecond, s.cfg.HeartbeatInterval/2))
 	defer cancel()
-	got, err := s.st.Renew(short, store.RenewFor{Worker: task.WorkerID(r.w.ID), Beat: "by " + s.id,
-		TTL: s.cfg.HeartbeatTTL, Lease: s.cfg.LeaseTTL, Held: held})
+	got, err := s.st.Renew(short, store.RenewFor{
+		Worker: task.WorkerID(r.w.ID), Beat: "by " + s.id,
+		TTL: s.cfg.HeartbeatTTL, Lease: s.cfg.LeaseTTL, Held: held,
+	})
 	ack := &millracev1.ControlHeartbeatAck{}
 	switch {
 	case errors.Is(err, store.ErrFenced):
@@ -160,10 +182,7 @@ func (s *Service) renewFor(ctx context.Context, r renewal) (*millracev1.ControlH
 		s.vouches.settled(r.w.ID)
 		return ack, nil
 	case err != nil:
-		s.met.renewed.WithLabelValues("unreachable").Inc()
-		s.vouches.give(s.cfg.rules(), r)
-		ack.RedisUnreachable, ack.HoldLease = true, durationpb.New(hold.Vouch)
-		return ack, err
+		return s.unreachable(r), err
 	}
 	s.met.renewed.WithLabelValues("renewed").Inc()
 	ack.Renewed = true

@@ -26,8 +26,10 @@ import (
 func TestMain(m *testing.M) { redistest.Main(m) }
 
 func testConfig() Config {
-	return Config{ControlAddr: "127.0.0.1:0", HTTPAddr: "127.0.0.1:0", TaskLimit: spec.DefaultLimit, MemoryLimit: 0.8, ResultsAge: time.Minute,
-		Timing: config.Timing{HeartbeatInterval: time.Second, HeartbeatTTL: 3 * time.Second, LeaseTTL: 12 * time.Second, ScanInterval: time.Second, HoldLimit: 5 * time.Second}}
+	return Config{
+		ControlAddr: "127.0.0.1:0", HTTPAddr: "127.0.0.1:0", TaskLimit: spec.DefaultLimit, MemoryLimit: 0.8, ResultsAge: time.Minute,
+		Timing: config.Timing{HeartbeatInterval: time.Second, HeartbeatTTL: 3 * time.Second, LeaseTTL: 12 * time.Second, ScanInterval: time.Second, HoldLimit: 5 * time.Second},
+	}
 }
 
 func newService(t *testing.T, st *store.Store) *Service {

@@ -80,13 +80,17 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Status == nil {
 		deps.Status = ops.NewStatus()
 	}
-	s := &Service{cfg: cfg, id: newID(), st: deps.Store, status: deps.Status, met: newMetrics(deps.Registry),
+	s := &Service{
+		cfg: cfg, id: newID(), st: deps.Store, status: deps.Status, met: newMetrics(deps.Registry),
 		limits: spec.Limits{TaskBytes: cfg.TaskLimit}, wake: make(chan struct{}, 1),
-		renews: make(chan renewal, maxRenewals), vouches: vouches{zero: time.Now()}, ready: make(chan struct{})}
+		renews: make(chan renewal, maxRenewals), vouches: vouches{zero: time.Now()}, ready: make(chan struct{}),
+	}
 	s.log = deps.Log.With(logkey.Component, "dispatcher")
 	s.errs = logkey.NewLimiter(s.log)
-	ctl, err := control.NewServer(control.ServerConfig{DispatcherID: s.id, Token: []byte(cfg.Token.Reveal()),
-		HeartbeatInterval: cfg.HeartbeatInterval}, s, control.Deps{Log: s.log, Registry: deps.Registry})
+	ctl, err := control.NewServer(control.ServerConfig{
+		DispatcherID: s.id, Token: []byte(cfg.Token.Reveal()),
+		HeartbeatInterval: cfg.HeartbeatInterval,
+	}, s, control.Deps{Log: s.log, Registry: deps.Registry})
 	if err != nil {
 		return nil, err
 	}
@@ -211,9 +215,11 @@ func (s *Service) advertise() string {
 
 func (s *Service) serveHTTP(ctx context.Context, ln net.Listener) error {
 	// No WriteTimeout: waits and logs stream for as long as the caller listens; the API bounds each wait itself.
-	srv := &http.Server{Handler: s.api.Handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
+	srv := &http.Server{
+		Handler: s.api.Handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
 		MaxHeaderBytes: 64 << 10, BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
 	srv.Protocols = new(http.Protocols)
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
@@ -229,6 +235,6 @@ func (s *Service) serveHTTP(ctx context.Context, ln net.Listener) error {
 	if srv.Shutdown(last) != nil {
 		_ = srv.Close()
 	}
-	<-done
+	_ = <-done // http.ErrServerClosed
 	return nil
 }

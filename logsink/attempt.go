@@ -84,25 +84,24 @@ func (a *attemptLog) load(worker string) error {
 		return err
 	}
 	a.worker, a.synced, a.end = h.worker, h.synced, h.end
-	_, err = a.refreshLocked()
-	return err
+	return a.refreshLocked()
 }
 
-// refresh looks for what another process wrote and reports whether there was anything.
-func (a *attemptLog) refresh() (bool, error) {
+// refresh looks for what another process wrote.
+func (a *attemptLog) refresh() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.refreshLocked()
 }
 
-func (a *attemptLog) refreshLocked() (bool, error) {
+func (a *attemptLog) refreshLocked() error {
 	next, ended := a.next, a.end != nil
 	buf := make([]byte, 256*recordSize)
 	sequence := a.next
 	for {
 		n, err := a.index.ReadAt(buf, recordPlace(sequence))
 		if err != nil && !errors.Is(err, io.EOF) {
-			return false, err
+			return err
 		}
 		for i := 0; i+recordSize <= n; i += recordSize {
 			if r, ok := decodeRecord(buf[i:]); ok {
@@ -117,16 +116,15 @@ func (a *attemptLog) refreshLocked() (bool, error) {
 	if a.end == nil {
 		h, err := readHeader(a.index)
 		if err != nil {
-			return false, err
+			return err
 		}
 		a.end = h.end
 	}
-	changed := a.next != next || (a.end != nil) != ended
-	if changed {
+	if a.next != next || (a.end != nil) != ended {
 		a.wake()
 	}
 	a.watchGap()
-	return changed, nil
+	return nil
 }
 
 func (a *attemptLog) record(sequence uint64) (record, bool, error) {

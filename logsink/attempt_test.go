@@ -73,13 +73,13 @@ func FuzzAppend(f *testing.F) {
 					t.Fatal(err)
 				}
 			case 2:
-				if _, err := owners[k].refresh(); err != nil {
+				if err := owners[k].refresh(); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
 		for k, a := range owners {
-			if _, err := a.refresh(); err != nil {
+			if err := a.refresh(); err != nil {
 				t.Fatal(err)
 			}
 			if v := a.view(); !v.GetComplete() || v.GetBytes() != uint64(len(text)) || !a.finished() {

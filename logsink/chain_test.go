@@ -76,6 +76,7 @@ type running struct {
 }
 
 func logger(t testing.TB) *slog.Logger {
+	t.Helper()
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
@@ -98,6 +99,7 @@ func (c *chain) startSink(dir string) *running {
 
 // start runs f and returns what stops it and waits; that is also done at the end of the test.
 func start(t testing.TB, f func(context.Context) error) func() {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f(ctx) }()

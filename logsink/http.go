@@ -159,7 +159,7 @@ func (s *Service) serveLog(w http.ResponseWriter, r *http.Request) {
 	}
 	defer s.table.release(a)
 	// Another logsink may have written since it was opened here.
-	if _, err := a.refresh(); err != nil {
+	if err := a.refresh(); err != nil {
 		s.fail(w, r, err)
 		return
 	}

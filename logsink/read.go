@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"time"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -83,7 +84,7 @@ func (r *reading) run(ctx context.Context) error {
 		case <-changed:
 		case <-timer.C:
 			if patience == lookAgain {
-				if _, err := r.a.refresh(); err != nil {
+				if err := r.a.refresh(); err != nil {
 					timer.Stop()
 					return err
 				}
@@ -229,8 +230,8 @@ func (r *reading) tailFrom(lines uint64) (offset uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		for i := len(page) - 1; i >= 0; i-- {
-			rec := page[i]
+		for _, rec := range slices.Backward(page) {
+
 			if rec.size == 0 || r.stream != 0 && rec.stream != 0 && uint32(rec.stream) != r.stream {
 				continue
 			}
@@ -238,8 +239,8 @@ func (r *reading) tailFrom(lines uint64) (offset uint64, err error) {
 			if _, err := r.a.data.ReadAt(data, int64(rec.offset)); err != nil {
 				return 0, fmt.Errorf("read the log of task %s: %w", r.a.key, err)
 			}
-			for j := len(data) - 1; j >= 0; j-- {
-				if data[j] == '\n' && !last {
+			for j, d := range slices.Backward(data) {
+				if d == '\n' && !last {
 					if lines--; lines == 0 {
 						return rec.offset + uint64(j) + 1, nil
 					}

@@ -21,8 +21,8 @@ type table struct {
 	waiting map[string]*waiter // by task
 }
 
-func newTable(root string, max int) *table {
-	return &table{root: root, max: max, open: map[attemptKey]*attemptLog{}, waiting: map[string]*waiter{}}
+func newTable(root string, limit int) *table {
+	return &table{root: root, max: limit, open: map[attemptKey]*attemptLog{}, waiting: map[string]*waiter{}}
 }
 
 // cached returns the log if it is open; release it after use.

@@ -316,8 +316,10 @@ func TestHostileChunks(t *testing.T) {
 	c.redis.Do(t, "XADD", "logs:0", "*", "l", "\xff\xff garbage")
 	c.redis.Do(t, "XADD", "logs:0", "*", "other", "field")
 	c.inject(0, good()) // any shard will do
-	c.inject(0, &millracev1.LogChunk{Task: "owned", Attempt: 2, Worker: worker, Date: date, Sequence: 1, Offset: 1,
-		End: &millracev1.LogEnd{TotalBytes: 1, Chunks: 1}})
+	c.inject(0, &millracev1.LogChunk{
+		Task: "owned", Attempt: 2, Worker: worker, Date: date, Sequence: 1, Offset: 1,
+		End: &millracev1.LogEnd{TotalBytes: 1, Chunks: 1},
+	})
 	c.check("owned", 2, []byte("x"))
 	c.eventually("the bad ones are dead", func() bool { return c.redis.Do(t, "XLEN", "dead") == strconv.Itoa(len(bad)+2) })
 	letters, err := c.store.Dead(t.Context(), 100)
@@ -373,8 +375,10 @@ func TestHole(t *testing.T) {
 	}
 	c.inject(1, piece(0, 0, []byte("before\n")))
 	c.inject(1, piece(2, 7+len(lost), []byte("after\n")))
-	c.inject(1, &millracev1.LogChunk{Task: "hole", Attempt: 1, Worker: worker, Date: date, Sequence: 4, Offset: 523,
-		End: &millracev1.LogEnd{TotalBytes: 523, Chunks: 4}})
+	c.inject(1, &millracev1.LogChunk{
+		Task: "hole", Attempt: 1, Worker: worker, Date: date, Sequence: 4, Offset: 523,
+		End: &millracev1.LogEnd{TotalBytes: 523, Chunks: 4},
+	})
 	got, view := c.follow("hole", 1)
 	if want := "before\n\n[millrace: 500 bytes are missing here]\nafter\n??????????"; string(got) != want {
 		t.Errorf("followed %q, want %q", got, want)

@@ -22,10 +22,14 @@ func (r *Reaper) loss(rec *store.Record, attempt uint32, w task.WorkerID) *store
 	if rec.State == task.Running {
 		owner = rec.Owner
 	}
-	c := &store.Change{Move: task.Lose, ID: rec.ID, Guess: rec.Snapshot, Spec: t, SpecBytes: rec.Spec, Retention: spec.Retention(t),
-		In: task.Input{Attempt: attempt, Worker: owner, Dead: true, Acked: true}, Reason: millracev1.Reason_REASON_WORKER_LOST, Ends: rec.Ends}
-	c.End = &millracev1.AttemptEnd{Attempt: attempt, Worker: string(owner), Reason: millracev1.Reason_REASON_WORKER_LOST,
-		Message: fmt.Sprintf("its worker %s died, froze or was cut off", owner), StartedAt: timestamppb.New(rec.Started), EndedAt: timestamppb.New(r.st.Now())}
+	c := &store.Change{
+		Move: task.Lose, ID: rec.ID, Guess: rec.Snapshot, Spec: t, SpecBytes: rec.Spec, Retention: spec.Retention(t),
+		In: task.Input{Attempt: attempt, Worker: owner, Dead: true, Acked: true}, Reason: millracev1.Reason_REASON_WORKER_LOST, Ends: rec.Ends,
+	}
+	c.End = &millracev1.AttemptEnd{
+		Attempt: attempt, Worker: string(owner), Reason: millracev1.Reason_REASON_WORKER_LOST,
+		Message: fmt.Sprintf("its worker %s died, froze or was cut off", owner), StartedAt: timestamppb.New(rec.Started), EndedAt: timestamppb.New(r.st.Now()),
+	}
 	if rec.State == task.Running && int(rec.Lost)+1 >= spec.MaxLost(t) {
 		c.Move = task.LoseFinal
 		c.End.Message += fmt.Sprintf("; agent lost %d times", rec.Lost+1)

@@ -59,8 +59,10 @@ func New(cfg Config, deps Deps) (*Reaper, error) {
 	}
 	var b [5]byte
 	_, _ = rand.Read(b[:])
-	r := &Reaper{cfg: cfg, id: "reaper-" + hex.EncodeToString(b[:]), st: deps.Store, status: deps.Status, met: newMetrics(deps.Registry),
-		kick: make(chan struct{}, 1), watch: newWatch(cfg)}
+	r := &Reaper{
+		cfg: cfg, id: "reaper-" + hex.EncodeToString(b[:]), st: deps.Store, status: deps.Status, met: newMetrics(deps.Registry),
+		kick: make(chan struct{}, 1), watch: newWatch(cfg),
+	}
 	r.log = deps.Log.With(logkey.Component, "reaper")
 	r.errs = logkey.NewLimiter(r.log)
 	return r, nil

@@ -18,8 +18,10 @@ import (
 func TestMain(m *testing.M) { redistest.Main(m) }
 
 func testConfig() Config {
-	return Config{Timing: config.Timing{HeartbeatInterval: 100 * time.Millisecond, HeartbeatTTL: 300 * time.Millisecond,
-		LeaseTTL: time.Second, ScanInterval: 100 * time.Millisecond, HoldLimit: time.Second}}
+	return Config{Timing: config.Timing{
+		HeartbeatInterval: 100 * time.Millisecond, HeartbeatTTL: 300 * time.Millisecond,
+		LeaseTTL: time.Second, ScanInterval: 100 * time.Millisecond, HoldLimit: time.Second,
+	}}
 }
 
 type bundle struct {
@@ -69,8 +71,10 @@ func (b bundle) admit(t *millracev1.Task, ids ...task.ID) {
 	raw, err := proto.Marshal(t)
 	b.must(err)
 	for _, id := range ids {
-		out, err := b.st.Do(b.t.Context(), []*store.Change{{Move: task.Admit, ID: id, In: task.Input{To: task.Queued}, Spec: t, SpecBytes: raw,
-			Guess: store.Snapshot{Record: task.Record{State: task.None}}, Created: time.Now()}})
+		out, err := b.st.Do(b.t.Context(), []*store.Change{{
+			Move: task.Admit, ID: id, In: task.Input{To: task.Queued}, Spec: t, SpecBytes: raw,
+			Guess: store.Snapshot{Record: task.Record{State: task.None}}, Created: time.Now(),
+		}})
 		b.must(err)
 		if !out[0].Done {
 			b.t.Fatalf("%s not admitted: %+v", id, out[0])
@@ -124,8 +128,8 @@ func TestLosesTasksOfADeadWorker(t *testing.T) {
 func TestPoisonEndsInTheDeadLetters(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	max := uint32(2)
-	b.admit(&millracev1.Task{Retry: &millracev1.Retry{MaxLost: &max}, Work: &millracev1.Task_Command{Command: &millracev1.Command{Argv: []string{"true"}}}}, "p")
+	budget := uint32(2)
+	b.admit(&millracev1.Task{Retry: &millracev1.Retry{MaxLost: &budget}, Work: &millracev1.Task_Command{Command: &millracev1.Command{Argv: []string{"true"}}}}, "p")
 	for i := range 2 {
 		w := task.WorkerID(fmt.Sprintf("w%d", i))
 		b.join(w)
@@ -183,8 +187,10 @@ func TestFinishedMeanwhileStaysFinished(t *testing.T) {
 	if len(orphans) != 1 {
 		t.Fatalf("orphans %v", orphans)
 	}
-	out, err := b.st.Do(t.Context(), []*store.Change{{Move: task.Finish, ID: "f", Guess: got[0].At, In: task.Input{Attempt: 1, Worker: "w", To: task.Succeeded},
-		End: &millracev1.AttemptEnd{Attempt: 1, Worker: "w"}, Retention: time.Hour}})
+	out, err := b.st.Do(t.Context(), []*store.Change{{
+		Move: task.Finish, ID: "f", Guess: got[0].At, In: task.Input{Attempt: 1, Worker: "w", To: task.Succeeded},
+		End: &millracev1.AttemptEnd{Attempt: 1, Worker: "w"}, Retention: time.Hour,
+	}})
 	b.must(err)
 	if !out[0].Done {
 		t.Fatal("its outcome did not count although it was still its own")

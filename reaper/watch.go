@@ -32,8 +32,10 @@ type watch struct {
 }
 
 func newWatch(cfg Config) watch {
-	return watch{rules: hold.Rules{TTL: cfg.HeartbeatTTL, Interval: cfg.HeartbeatInterval, Limit: cfg.HoldLimit, Vouch: hold.Vouch},
-		zero: time.Now(), absent: map[task.WorkerID]*hold.Absence{}, beating: map[task.WorkerID]bool{}}
+	return watch{
+		rules: hold.Rules{TTL: cfg.HeartbeatTTL, Interval: cfg.HeartbeatInterval, Limit: cfg.HoldLimit, Vouch: hold.Vouch},
+		zero:  time.Now(), absent: map[task.WorkerID]*hold.Absence{}, beating: map[task.WorkerID]bool{},
+	}
 }
 
 func (w *watch) now() hold.Instant { return time.Since(w.zero) }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/millrace/millrace/internal/config"
 	"github.com/millrace/millrace/internal/guard"
+	"github.com/millrace/millrace/internal/logkey"
 	"github.com/millrace/millrace/internal/ops"
 	"github.com/millrace/millrace/internal/store"
 )
@@ -97,7 +98,7 @@ func serviceCmd[C any](name, short string, common func(*C) shared, build func(*C
 
 func runService(ctx context.Context, name string, c shared, errOut io.Writer, build func(*host) (runnable, error)) error {
 	tuneMemory()
-	h := &host{log: c.NewLogger(errOut, name), registry: prometheus.NewRegistry(), status: ops.NewStatus(), signals: watchSignals(nil)}
+	h := &host{log: c.NewLogger(errOut), registry: prometheus.NewRegistry(), status: ops.NewStatus(), signals: watchSignals(nil)}
 	defer h.signals.stop()
 	h.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	st, err := openStore(ctx, name, c, h)
@@ -119,8 +120,8 @@ func runService(ctx context.Context, name string, c shared, errOut io.Writer, bu
 		return err
 	}
 	var g oklog.Group
-	addActor(&g, ctx, svc)
-	addActor(&g, ctx, o)
+	addActor(ctx, &g, svc)
+	addActor(ctx, &g, o)
 	quit := make(chan struct{})
 	g.Add(func() error {
 		select {
@@ -140,7 +141,7 @@ func runService(ctx context.Context, name string, c shared, errOut io.Writer, bu
 var errSignalled = errors.New("signalled")
 
 // addActor runs a service until it ends or the group is interrupted; the interrupt only cancels.
-func addActor(g *oklog.Group, parent context.Context, r runnable) {
+func addActor(parent context.Context, g *oklog.Group, r runnable) {
 	ctx, cancel := context.WithCancelCause(parent)
 	g.Add(func() error { return r.Run(ctx) }, func(err error) { cancel(err) })
 }
@@ -160,7 +161,7 @@ func openStore(ctx context.Context, name string, c shared, h *host) (*store.Stor
 		var warnings []string
 		warnings, err = st.Check(ctx, c.Strict)
 		for _, w := range warnings {
-			h.log.Warn(w)
+			h.log.Warn("redis can lose tasks as it is set", logkey.Reason, w)
 		}
 	}
 	if err != nil {
@@ -173,7 +174,7 @@ func openStore(ctx context.Context, name string, c shared, h *host) (*store.Stor
 // signals counts INT and TERM: the first one asks to stop, the second to hurry, the third ends the process.
 type signals struct {
 	first, hurry chan struct{}
-	ctx          context.Context // ends with the first
+	ctx          context.Context //nolint:containedctx // it is a signal, as the channels are: it ends with the first
 	cancel       context.CancelFunc
 	ch           chan os.Signal
 	quit         chan struct{}

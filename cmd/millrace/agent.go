@@ -13,6 +13,8 @@ func agentCmd() *cobra.Command {
 }
 
 func buildAgent(cfg agent.Config, h *host) (*agent.Agent, error) {
-	return agent.New(cfg, agent.Deps{Store: h.store, Log: h.log, Registry: h.registry, Status: h.status, Guard: guardLink,
-		Hurry: h.signals.hurry, Version: buildVersion()})
+	return agent.New(cfg, agent.Deps{
+		Store: h.store, Log: h.log, Registry: h.registry, Status: h.status, Guard: guardLink,
+		Hurry: h.signals.hurry, Version: buildVersion(),
+	})
 }

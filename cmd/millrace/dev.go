@@ -121,7 +121,7 @@ func devDir(dir string) (string, error) {
 		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 			return "", fmt.Errorf("--dir %s is used by another millrace dev: stop that one, or choose another directory", dir)
 		}
-		devLock = lock
+		heldForLife = append(heldForLife, lock)
 		return abs, nil
 	}
 	tmp, err := os.MkdirTemp("", "millrace-dev-")
@@ -131,8 +131,8 @@ func devDir(dir string) (string, error) {
 	return tmp, nil
 }
 
-// devLock keeps the lock of --dir from being collected.
-var devLock *os.File
+// heldForLife keeps files, and the locks on them, from being collected before the process ends.
+var heldForLife []*os.File
 
 func (d *dev) build(ctx context.Context, url string, quiet bool) error {
 	var dc dispatcher.Config
@@ -146,7 +146,7 @@ func (d *dev) build(ctx context.Context, url string, quiet bool) error {
 	if quiet && !d.f.verbose {
 		logs.Level = slog.LevelError
 	}
-	d.log = logs.NewLogger(d.u.err, "dev")
+	d.log = logs.NewLogger(d.u.err)
 	var err error
 	d.store, err = store.New(store.Options{URL: url, Namespace: dc.Namespace, Name: "millrace-dev", Readers: 8, Embedded: d.redis != nil && d.redis.InMemory, Alone: d.redis != nil}, d.log)
 	if err != nil {

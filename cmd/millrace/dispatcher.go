@@ -20,9 +20,11 @@ func dispatcherCmd() *cobra.Command {
 //	HTTP ──▶ api ──▶ dispatcher.Admit, Cancel ──▶ store ──▶ Redis
 //	            └──▶ logread ──▶ logsink over HTTP
 func buildDispatcher(cfg dispatcher.Config, h *host) (*dispatcher.Service, error) {
-	return dispatcher.New(cfg, dispatcher.Deps{Store: h.store, Log: h.log, Registry: h.registry, Status: h.status,
+	return dispatcher.New(cfg, dispatcher.Deps{
+		Store: h.store, Log: h.log, Registry: h.registry, Status: h.status,
 		API: func(s *dispatcher.Service) (dispatcher.API, error) {
 			return api.New(api.Config{Token: cfg.Token, Limits: spec.Limits{TaskBytes: cfg.TaskLimit}},
 				api.Deps{Store: h.store, Admit: s, Cancel: s, Logs: logread.New(logread.Config{Token: cfg.Token}, h.store), Logger: h.log, Registry: h.registry})
-		}})
+		},
+	})
 }

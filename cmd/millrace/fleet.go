@@ -29,9 +29,11 @@ func workersCmd(u *ui) *cobra.Command {
 			}
 			rows := [][]string{{"ID", "STATE", "RUNNING", "SLOTS", "QUEUES", "HOST", "PID", "UP", "VERSION", "HANDLERS"}}
 			for _, w := range list {
-				rows = append(rows, []string{w.GetId(), w.GetState(), fmt.Sprint(w.GetRunning()), fmt.Sprint(w.GetSlots()),
+				rows = append(rows, []string{
+					w.GetId(), w.GetState(), fmt.Sprint(w.GetRunning()), fmt.Sprint(w.GetSlots()),
 					strings.Join(w.GetQueues(), ","), w.GetHost(), fmt.Sprint(w.GetPid()), ago(time.Since(w.GetStartedAt().AsTime())),
-					w.GetVersion(), strings.Join(w.GetHandlers(), ",")})
+					w.GetVersion(), strings.Join(w.GetHandlers(), ","),
+				})
 			}
 			return u.table(rows)
 		},
@@ -61,8 +63,10 @@ func queuesCmd(u *ui) *cobra.Command {
 			rows := [][]string{{"QUEUE", "HIGH", "NORMAL", "LOW", "RUNNING", "WORKERS"}}
 			for _, q := range list {
 				n := q.GetQueued()
-				rows = append(rows, []string{q.GetName(), fmt.Sprint(n["high"]), fmt.Sprint(n["normal"]), fmt.Sprint(n["low"]),
-					fmt.Sprint(q.GetRunning()), fmt.Sprint(q.GetWorkers())})
+				rows = append(rows, []string{
+					q.GetName(), fmt.Sprint(n["high"]), fmt.Sprint(n["normal"]), fmt.Sprint(n["low"]),
+					fmt.Sprint(q.GetRunning()), fmt.Sprint(q.GetWorkers()),
+				})
 			}
 			return u.table(rows)
 		},

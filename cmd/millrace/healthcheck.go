@@ -66,7 +66,7 @@ func askHealth(ctx context.Context, addr, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := (&http.Client{Timeout: 10 * time.Second}).Do(req)
 	if err != nil {
 		return "", fmt.Errorf("%w: is the service running with MILLRACE_OPS_ADDR=%s?", err, addr)
 	}

@@ -5,7 +5,6 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/millrace/millrace/internal/client"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -51,7 +50,7 @@ task's. On a terminal, what a program overwrites with \r is left out; --raw keep
 func (f logFlags) request(id string) *millracev1.ReadLogsRequest {
 	req := &millracev1.ReadLogsRequest{Id: id, Attempt: f.attempt}
 	if f.tail >= 0 {
-		req.TailLines = proto.Uint64(uint64(f.tail))
+		req.TailLines = new(uint64(f.tail))
 	}
 	switch {
 	case f.stdout:

@@ -111,8 +111,10 @@ func (u *ui) taskTable(list []*millracev1.TaskView, now time.Time) error {
 		if p := t.GetPriority(); p != "" && p != "normal" {
 			lane += ":" + p
 		}
-		rows = append(rows, []string{t.GetId(), clip(t.GetName(), 24), stateWord(t.GetState()), fmt.Sprint(t.GetAttempt()), lane,
-			t.GetWorker(), ago(now.Sub(t.GetCreatedAt().AsTime())), took(t, now), clip(listMessage(t, now), 60)})
+		rows = append(rows, []string{
+			t.GetId(), clip(t.GetName(), 24), stateWord(t.GetState()), fmt.Sprint(t.GetAttempt()), lane,
+			t.GetWorker(), ago(now.Sub(t.GetCreatedAt().AsTime())), took(t, now), clip(listMessage(t, now), 60),
+		})
 	}
 	return u.table(rows)
 }

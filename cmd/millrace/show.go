@@ -114,8 +114,10 @@ func (u *ui) attemptTable(ends []*millracev1.AttemptEnd) error {
 		if len(e.GetSurvivors()) > 0 {
 			m = strings.TrimPrefix(fmt.Sprintf("%s; left over and killed: %s", m, strings.Join(e.GetSurvivors(), ", ")), "; ")
 		}
-		rows = append(rows, []string{fmt.Sprint(e.GetAttempt()), e.GetWorker(), reasonWord(e.GetReason()), fmt.Sprint(e.GetExitCode()),
-			e.GetSignal(), e.GetStartedAt().AsTime().Local().Format(time.DateTime), took, peak, m})
+		rows = append(rows, []string{
+			fmt.Sprint(e.GetAttempt()), e.GetWorker(), reasonWord(e.GetReason()), fmt.Sprint(e.GetExitCode()),
+			e.GetSignal(), e.GetStartedAt().AsTime().Local().Format(time.DateTime), took, peak, m,
+		})
 	}
 	return u.table(rows)
 }

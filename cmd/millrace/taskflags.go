@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -119,7 +118,7 @@ func (f *taskFlags) rest(t *millracev1.Task, set func(string) bool) error {
 			t.Retry.MaxAttempts = f.retries + 1
 		}
 		if set("max-lost") {
-			t.Retry.MaxLost = proto.Uint32(f.maxLost)
+			t.Retry.MaxLost = new(f.maxLost)
 		}
 		if set("backoff") {
 			t.Retry.Backoff = &millracev1.Backoff{Initial: durationpb.New(f.backoff)}

@@ -48,7 +48,7 @@ func submit(ctx context.Context, url string, argv []string) (string, error) {
 	// A client that repeats an XADD whose answer was lost submits twice. Repeat yourself, with a task that has an id.
 	options.MaxRetries = -1
 	client := redis.NewClient(options)
-	defer client.Close() //nolint:errcheck // nothing is left to be written
+	defer client.Close()
 
 	task, err := proto.Marshal(&millracev1.Task{
 		Name:    "hello from go",

@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { redistest.Main(m) }
 
 // The example as a user starts it: with nothing but the environment.
-func TestRunsATask(t *testing.T) {
+func TestRunsATask(t *testing.T) { //nolint:paralleltest // it sets the environment
 	srv := redistest.Shared(t)
 	ns := srv.Prefix(t)
 	for k, v := range map[string]string{"REDIS_URL": srv.URL(), "NAMESPACE": ns, "STATE_DIR": t.TempDir()} {
@@ -31,8 +31,10 @@ func TestRunsATask(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := st.Do(t.Context(), []*store.Change{{Move: task.Admit, ID: "r", In: task.Input{To: task.Queued}, Spec: spec, SpecBytes: raw,
-		Guess: store.Snapshot{Record: task.Record{State: task.None}}, Created: time.Now()}})
+	out, err := st.Do(t.Context(), []*store.Change{{
+		Move: task.Admit, ID: "r", In: task.Input{To: task.Queued}, Spec: spec, SpecBytes: raw,
+		Guess: store.Snapshot{Record: task.Record{State: task.None}}, Created: time.Now(),
+	}})
 	if err != nil || !out[0].Done {
 		t.Fatal(out, err)
 	}

@@ -11,9 +11,13 @@ import (
 // Follow passes on the output of a task to the end, from attempt to attempt, as ReadLogs with follow does. When the
 // connection breaks it goes on where it was. req is not changed. An error of piece ends it and is returned as it is.
 func (c *Client) Follow(ctx context.Context, req *millracev1.ReadLogsRequest, piece func(*millracev1.ReadLogsResponse) error) error {
-	f := &follower{c: c, piece: piece, one: req.GetAttempt() > 0,
-		next: &millracev1.ReadLogsRequest{Id: req.GetId(), Attempt: req.GetAttempt(), Follow: true, Offset: req.GetOffset(),
-			TailLines: req.TailLines, Stream: req.GetStream()}}
+	f := &follower{
+		c: c, piece: piece, one: req.GetAttempt() > 0,
+		next: &millracev1.ReadLogsRequest{
+			Id: req.GetId(), Attempt: req.GetAttempt(), Follow: true, Offset: req.GetOffset(),
+			TailLines: req.TailLines, Stream: req.GetStream(),
+		},
+	}
 	return f.run(ctx)
 }
 

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-
-	"github.com/millrace/millrace/internal/logkey"
 )
 
 // Log says how a service logs.
@@ -34,13 +32,13 @@ func (f *LogFormat) UnmarshalText(text []byte) error {
 	}
 }
 
-// NewLogger returns a logger that writes to w as l says, with the name of the
-// service as its component.
-func (l Log) NewLogger(w io.Writer, service string) *slog.Logger {
+// NewLogger returns a logger that writes to w as l says. Each service adds its
+// name as the component.
+func (l Log) NewLogger(w io.Writer) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: l.Level}
 	var handler slog.Handler = slog.NewTextHandler(w, opts)
 	if l.Format == LogJSON {
 		handler = slog.NewJSONHandler(w, opts)
 	}
-	return slog.New(handler).With(logkey.Component, service)
+	return slog.New(handler)
 }

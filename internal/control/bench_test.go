@@ -25,6 +25,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 }
 
 func roundTrips(b *testing.B, gap time.Duration, trip func()) {
+	b.Helper()
 	took := make([]time.Duration, 0, b.N)
 	for b.Loop() {
 		if gap > 0 {
@@ -41,6 +42,7 @@ func roundTrips(b *testing.B, gap time.Duration, trip func()) {
 }
 
 func bareTrip(b *testing.B) func() {
+	b.Helper()
 	lc := net.ListenConfig{}
 	ln, err := lc.Listen(b.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -81,6 +83,7 @@ func bareTrip(b *testing.B) func() {
 
 // pingTrip is PING and PONG.
 func pingTrip(b *testing.B) func() {
+	b.Helper()
 	r := connectRaw(b, startServer(b, newRecorder(), nil).addr, "w-1")
 	_ = r.nc.SetDeadline(time.Time{})
 	var frame []byte
@@ -107,6 +110,7 @@ func (e echo) Heartbeat(WorkerInfo, *millracev1.ControlHeartbeat, func(*millrace
 
 // cancelTrip goes from Send to OnCancel, and back by Heartbeat to the Handler.
 func cancelTrip(b *testing.B) func() {
+	b.Helper()
 	e := echo{newRecorder(), make(chan struct{}, 1)}
 	s := startServer(b, e.recorder, nil)
 	s.handler = e
@@ -122,7 +126,7 @@ func cancelTrip(b *testing.B) func() {
 	c.SetTargets(map[string]string{"d-1": s.addr})
 	ctx := b.Context() // ends before Cleanup
 	go func() { done <- c.Run(ctx) }()
-	b.Cleanup(func() { <-done })
+	b.Cleanup(func() { _ = <-done })
 	<-e.beats // the first, after WELCOME
 	m := &millracev1.ControlCancel{TaskId: "01J9ZQ4V7M3K2X8T5B6C7D8E9F", Attempt: 1}
 	return func() {

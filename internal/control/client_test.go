@@ -21,7 +21,6 @@ import (
 type testClient struct {
 	*Client
 	events chan event
-	reg    *prometheus.Registry
 	stop   func()
 }
 

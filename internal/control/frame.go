@@ -236,7 +236,7 @@ func (f *frameReader) fill(size int) error {
 	if n > 0 {
 		return nil // an error that came with bytes comes again without
 	}
-	if err == io.EOF && midFrame { //nolint:errorlint // io.Reader returns io.EOF itself
+	if err == io.EOF && midFrame {
 		return io.ErrUnexpectedEOF
 	}
 	if err == nil {

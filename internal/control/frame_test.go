@@ -201,7 +201,7 @@ func TestReaderMemoryFollowsBytes(t *testing.T) {
 	}
 }
 
-func TestReaderAllocatesNothing(t *testing.T) {
+func TestReaderAllocatesNothing(t *testing.T) { //nolint:paralleltest // AllocsPerRun counts the whole process
 	// Not parallel: AllocsPerRun counts the whole process.
 	frame := mustFrame(t, &millracev1.ControlRing{Lane: "default"})
 	src := &loop{data: frame}

@@ -123,6 +123,7 @@ func startServerAt(t testing.TB, rec *recorder, addr string, change func(*Server
 }
 
 func testLog(t testing.TB) *slog.Logger {
+	t.Helper()
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 

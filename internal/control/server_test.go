@@ -404,7 +404,7 @@ func TestServerConfigReportsEverything(t *testing.T) {
 }
 
 // A thousand idle agents cost little: no polling, and a few kilobytes each for both ends together.
-func TestThousandIdleConnections(t *testing.T) {
+func TestThousandIdleConnections(t *testing.T) { //nolint:paralleltest // it measures the process
 	// Not parallel: it measures the memory of the process.
 	s := startServer(t, newRecorder(), nil)
 	var before, after runtime.MemStats

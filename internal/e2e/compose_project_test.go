@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -140,7 +141,7 @@ func (p *composeProject) compose(args ...string) string {
 
 func (p *composeProject) composeInput(stdin string, args ...string) string {
 	p.t.Helper()
-	out, err := p.run(p.t.Context(), stdin, append(p.command[:len(p.command):len(p.command)], args...)...)
+	out, err := p.run(p.t.Context(), stdin, append(slices.Clip(p.command), args...)...)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -157,11 +158,11 @@ func (p *composeProject) cleanup() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), 2*time.Minute)
 	defer cancel()
 	if p.t.Failed() {
-		if logs, err := p.run(ctx, "", append(p.command[:len(p.command):len(p.command)], "logs", "--no-color", "--tail", "60")...); err == nil {
+		if logs, err := p.run(ctx, "", append(slices.Clip(p.command), "logs", "--no-color", "--tail", "60")...); err == nil {
 			p.t.Logf("the containers' last words:\n%s", logs)
 		}
 	}
-	if _, err := p.run(ctx, "", append(p.command[:len(p.command):len(p.command)], "down", "-v", "--remove-orphans", "--timeout", "5")...); err != nil {
+	if _, err := p.run(ctx, "", append(slices.Clip(p.command), "down", "-v", "--remove-orphans", "--timeout", "5")...); err != nil {
 		p.t.Errorf("clean up: %v", err)
 	}
 	// The tags go, the layers stay as the cache of the next build.

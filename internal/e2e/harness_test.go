@@ -21,10 +21,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/millrace/millrace/internal/redistest"
 	"github.com/millrace/millrace/internal/store"
 	"github.com/millrace/millrace/internal/task"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
 // binary is built once for all tests.
@@ -136,9 +138,11 @@ func (s *system) start(verb string, env map[string]string, args ...string) *serv
 }
 
 func (s *system) environ(env map[string]string) []string {
-	out := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "MILLRACE_REDIS_URL=" + s.url, "MILLRACE_HEARTBEAT_TTL=3s",
+	out := []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "MILLRACE_REDIS_URL=" + s.url, "MILLRACE_HEARTBEAT_TTL=3s",
 		"MILLRACE_HEARTBEAT_INTERVAL=1s", "MILLRACE_LEASE_TTL=12s", "MILLRACE_SCAN_INTERVAL=1s", "MILLRACE_HOLD_LIMIT=30s",
-		"MILLRACE_SERVER=" + s.server, "MILLRACE_LOG_LEVEL=info"}
+		"MILLRACE_SERVER=" + s.server, "MILLRACE_LOG_LEVEL=info",
+	}
 	for _, m := range []map[string]string{s.env, env} {
 		for k, v := range m {
 			out = append(out, "MILLRACE_"+k+"="+v)
@@ -152,7 +156,7 @@ func (s *system) dispatcher() *service {
 	s.t.Helper()
 	p := s.start("dispatcher", map[string]string{"HTTP_ADDR": "127.0.0.1:0", "CONTROL_ADDR": "127.0.0.1:0"})
 	line := p.await("dispatcher started")
-	for _, f := range strings.Fields(line) {
+	for f := range strings.FieldsSeq(line) {
 		if at, ok := strings.CutPrefix(f, "http="); ok && s.server == "" {
 			s.server = "http://" + at
 		}
@@ -382,11 +386,11 @@ func (s *system) settled(ids ...string) {
 	}
 	for _, m := range msgs {
 		raw, _ := m.Values["r"].(string)
-		for _, id := range ids {
-			if strings.Contains(raw, id) {
-				count[id]++
-			}
+		r := &millracev1.Result{}
+		if err := proto.Unmarshal([]byte(raw), r); err != nil {
+			s.t.Fatal(err)
 		}
+		count[r.GetId()]++
 	}
 	for _, id := range ids {
 		if count[id] != 1 {

@@ -407,7 +407,7 @@ func TestAPIWithCurl(t *testing.T) {
 	s.agent("a", 1)
 	post := func(method, body string) (int, string) {
 		t.Helper()
-		resp, err := http.Post(s.server+"/millrace.v1."+method, "application/json", strings.NewReader(body)) //nolint:noctx // a test
+		resp, err := http.Post(s.server+"/millrace.v1."+method, "application/json", strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -196,7 +196,7 @@ func TestS11RedisRestart(t *testing.T) {
 	s.settled(ids...)
 	raw, _ := os.ReadFile(marks)
 	seen := map[string]int{}
-	for _, l := range strings.Fields(string(raw)) {
+	for l := range strings.FieldsSeq(string(raw)) {
 		seen[l]++
 	}
 	if len(seen) != 28 {
@@ -359,8 +359,10 @@ func TestCutOffAgentFencesItself(t *testing.T) {
 	s := newSystem(t)
 	proxy := redistest.NewProxy(t, s.redis.Addr())
 	marks := filepath.Join(s.dir, "marks")
-	cut := s.start("agent", map[string]string{"AGENT_NAME": "cut", "SLOTS": "1", "STATE_DIR": filepath.Join(s.dir, "cut"),
-		"REDIS_URL": proxy.URL(), "TOKEN": "another-token-so-that-no-dispatcher-welcomes-it"})
+	cut := s.start("agent", map[string]string{
+		"AGENT_NAME": "cut", "SLOTS": "1", "STATE_DIR": filepath.Join(s.dir, "cut"),
+		"REDIS_URL": proxy.URL(), "TOKEN": "another-token-so-that-no-dispatcher-welcomes-it",
+	})
 	cut.await("agent started")
 	id := s.sh(`while :; do echo $MILLRACE_ATTEMPT $(date +%s%N) >> ` + marks + `; [ $MILLRACE_ATTEMPT = 2 ] && exit 0; sleep 0.05; done`)
 	s.running(id)
@@ -370,7 +372,7 @@ func TestCutOffAgentFencesItself(t *testing.T) {
 	s.settled(id)
 	raw, _ := os.ReadFile(marks)
 	second := false
-	for _, l := range strings.Split(strings.TrimSpace(string(raw)), "\n") {
+	for l := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n") {
 		if strings.HasPrefix(l, "2 ") {
 			second = true
 		} else if second {

@@ -118,7 +118,7 @@ func TestControlBlocked(t *testing.T) {
 	blocked := redistest.NewProxy(t, freePort(t))
 	blocked.Cut()
 	p := s.start("dispatcher", map[string]string{"HTTP_ADDR": "127.0.0.1:0", "CONTROL_ADDR": "127.0.0.1:0", "ADVERTISE_ADDR": blocked.Addr()})
-	for _, f := range strings.Fields(p.await("dispatcher started")) {
+	for f := range strings.FieldsSeq(p.await("dispatcher started")) {
 		if at, ok := strings.CutPrefix(f, "http="); ok {
 			s.server = "http://" + at
 		}
@@ -283,8 +283,10 @@ func TestRedisNotReachable(t *testing.T) {
 	s := bare(t)
 	nobody := "redis://" + freePort(t) + "/0"
 	for _, verb := range []string{"dispatcher", "reaper", "logsink", "agent"} {
-		p := s.start(verb, map[string]string{"REDIS_URL": nobody, "WAIT_REDIS": "0s", "HTTP_ADDR": "127.0.0.1:0", "CONTROL_ADDR": "127.0.0.1:0",
-			"LOG_DIR": s.dir, "LOGSINK_ADDR": "127.0.0.1:0", "STATE_DIR": filepath.Join(s.dir, "st")})
+		p := s.start(verb, map[string]string{
+			"REDIS_URL": nobody, "WAIT_REDIS": "0s", "HTTP_ADDR": "127.0.0.1:0", "CONTROL_ADDR": "127.0.0.1:0",
+			"LOG_DIR": s.dir, "LOGSINK_ADDR": "127.0.0.1:0", "STATE_DIR": filepath.Join(s.dir, "st"),
+		})
 		if code := p.exit(); code == 0 || !strings.Contains(p.output(), "MILLRACE_REDIS_URL") {
 			t.Errorf("%s: %d %s", verb, code, p.output())
 		}

@@ -84,13 +84,14 @@ func startReal(ctx context.Context, path, dir string) (*Server, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("directory of the private Redis: %w", err)
 	}
-	addr, err := freeAddr()
+	addr, err := freeAddr(ctx)
 	if err != nil {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(addr)
 	logPath := filepath.Join(dir, "redis.log")
-	cmd := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--dir", dir, "--logfile", logPath, "--save", "",
+	cmd := exec.Command(path, //nolint:noctx // it is stopped last, by Stop, not with a context
+		"--port", port, "--bind", "127.0.0.1", "--dir", dir, "--logfile", logPath, "--save", "",
 		"--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction", "--notify-keyspace-events", "Ex",
 		"--stream-node-max-bytes", "1024", "--hash-max-listpack-value", "1024", "--daemonize", "no")
 	// A group of its own keeps Ctrl-C away from it, it is stopped last; it must not outlive us, however we end.
@@ -141,8 +142,8 @@ func startReal(ctx context.Context, path, dir string) (*Server, error) {
 	}
 }
 
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func freeAddr(ctx context.Context) (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", fmt.Errorf("find a free port: %w", err)
 	}

@@ -61,7 +61,7 @@ func inherit() (*Link, error) {
 	if !ok {
 		return nil, nil
 	}
-	os.Unsetenv(envName) // it is not for anything this process starts
+	_ = os.Unsetenv(envName) // it is not for anything this process starts
 	if value != strconv.Itoa(os.Getppid()) {
 		return nil, nil // came from a guard further up, or that guard died at once
 	}

@@ -29,8 +29,7 @@ type weak struct {
 }
 
 type state struct {
-	now   Instant // always 0: all other times are relative to it
-	acted uint8   // who acted in this tick
+	acted uint8 // who acted in this tick
 
 	up             bool // Redis
 	ar, ad, dr, rr bool // links: agent-redis, agent-dispatcher, dispatcher-redis, reaper-redis

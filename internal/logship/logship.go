@@ -122,7 +122,7 @@ type Shipper struct {
 	number  int // of shards; 0 while unknown
 	shards  map[int]*shard
 	open    map[*Log]struct{} // logs that have written something and are not sent to their end
-	sendCtx context.Context   // set while Run runs; senders are started under it
+	sendCtx context.Context   //nolint:containedctx // set while Run runs; senders are started under it
 	stopped bool              // Run has ended: chunks go straight to the spool
 	wg      sync.WaitGroup    // senders and the goroutines that finish cut logs
 }

@@ -84,13 +84,13 @@ func (q *queue) spill() error {
 	return nil
 }
 
-// window returns the oldest chunks, at least one if there is any, up to max bytes.
-func (q *queue) window(max int) [][]byte {
+// window returns the oldest chunks, at least one if there is any, up to limit bytes.
+func (q *queue) window(limit int) [][]byte {
 	if len(q.mem) == 0 {
 		q.refill()
 	}
 	size, n := 0, 0
-	for n < len(q.mem) && (n == 0 || size+len(q.mem[n]) <= max) {
+	for n < len(q.mem) && (n == 0 || size+len(q.mem[n]) <= limit) {
 		size += len(q.mem[n])
 		n++
 	}

@@ -7,7 +7,6 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
-	"path/filepath"
 	"syscall"
 )
 
@@ -107,5 +106,3 @@ func (p *spool) remove() {
 func (p *spool) keep() error {
 	return errors.Join(p.f.Truncate(p.write), p.f.Sync(), p.f.Close())
 }
-
-func (p *spool) name() string { return filepath.Base(p.f.Name()) }

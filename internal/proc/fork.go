@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"os"
 	"runtime"
 	"sync"
@@ -67,10 +68,10 @@ func fork(path string, argv []string, attr *syscall.ProcAttr) (pid int, err erro
 	for pause := time.Millisecond; ; pause *= 2 {
 		r.submit()
 		got := <-r.reply
-		if got.err != syscall.ETXTBSY || pause > 64*time.Millisecond {
+		if !errors.Is(got.err, syscall.ETXTBSY) || pause > 64*time.Millisecond {
 			return got.pid, got.err
 		}
-		time.Sleep(pause)
+		time.Sleep(pause) //nolint:forbidigo // the kernel has no event for this; the pause is bounded and short
 	}
 }
 

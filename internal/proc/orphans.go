@@ -115,7 +115,7 @@ func (r *registry) remove(p *Process) {
 // with our zombies. It ends when there is neither an attempt nor an orphan.
 func (r *registry) reapLoop() {
 	for {
-		time.Sleep(reapInterval)
+		time.Sleep(reapInterval) //nolint:forbidigo // the kernel has no event for this; the pause is bounded and short
 		orphans := r.orphans()
 		r.killStrays(orphans)
 		r.sampleMemory()

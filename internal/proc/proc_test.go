@@ -290,7 +290,7 @@ print("up", flush=True)
 time.sleep(301)
 `
 
-func TestDaemonsAreFound(t *testing.T) {
+func TestDaemonsAreFound(t *testing.T) { //nolint:paralleltest // says why below
 	// One after the other and with no other attempt around: a daemon that keeps neither session nor environment can be
 	// told only by being the only attempt's.
 	for _, how := range []string{"marked", "clean"} {

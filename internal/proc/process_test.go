@@ -70,7 +70,7 @@ func TestR28NothingLeaksIn(t *testing.T) {
 		Argv: []string{"sh", "-c", "env; ls -l /proc/self/fd"},
 		Env:  []string{"A=1", proc.MarkerEnv + "=somebody else's"},
 	})
-	for _, line := range strings.Split(out, "\n") {
+	for line := range strings.SplitSeq(out, "\n") {
 		name, _, isVar := strings.Cut(line, "=")
 		if isVar && !slices.Contains([]string{"A", "PATH", "PWD", "OLDPWD", "SHLVL", "_", proc.MarkerEnv}, name) {
 			t.Errorf("variable %s", line)
@@ -127,7 +127,7 @@ func TestUsage(t *testing.T) {
 }
 
 // Usage of a daemon comes from the agent's own reaping, nobody else waits for it.
-func TestUsageOfOrphans(t *testing.T) {
+func TestUsageOfOrphans(t *testing.T) { //nolint:paralleltest // usage of orphans cannot be told apart
 	script := `python3 -c "for i in range(6000000): pass" & python3 -c "import time; time.sleep(3)"`
 	_, got := run(t, proc.Spec{Argv: []string{"sh", "-c", `(` + script + `) `}})
 	if got.UserCPU < 50*time.Millisecond {

@@ -51,7 +51,7 @@ func SweepTrees(root func(Candidate) bool) (killed []Survivor, err error) {
 		if time.Now().After(end) {
 			return killed, fmt.Errorf("processes are still there %s after they were killed: they hang in the kernel, see state D in ps", sweepLimit)
 		}
-		time.Sleep(pause)
+		time.Sleep(pause) //nolint:forbidigo // the kernel has no event for this; the pause is bounded and short
 	}
 	return killed, nil
 }

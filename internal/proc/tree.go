@@ -168,7 +168,7 @@ func (p *Process) awaitEmpty() {
 				p.leftovers(members)
 			}
 		}
-		time.Sleep(pause)
+		time.Sleep(pause) //nolint:forbidigo // the kernel has no event for this; the pause is bounded and short
 	}
 }
 

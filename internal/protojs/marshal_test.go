@@ -33,7 +33,7 @@ func TestMarshal(t *testing.T) {
 			`"notBefore":"2030-01-01T00:00:00.000000001Z","retry":{"maxLost":0,"retryOn":["worker_lost","unspecified",99]},"log":{},"arrayIndex":0}`},
 		"view":     {&millracev1.TaskView{State: millracev1.State_STATE_QUEUED, ExitCode: proto.Int32(0)}, `{"state":"queued","exitCode":0}`},
 		"nested":   {&millracev1.LogChunk{Compression: millracev1.LogChunk_COMPRESSION_ZSTD, Size: 1<<64 - 1}, `{"compression":"zstd","size":18446744073709551615}`},
-		"floats":   {&millracev1.Backoff{Factor: 1e21, Jitter: proto.Float64(1e-7)}, `{"factor":1e+21,"jitter":1e-07}`},
+		"floats":   {&millracev1.Backoff{Factor: 1e21, Jitter: new(1e-7)}, `{"factor":1e+21,"jitter":1e-07}`},
 		"harmless": {&millracev1.Task{Name: "\x1b[31m\u0085\u2028</script>&\"\\\n\r\t\x00é"}, `{"name":"\u001b[31m\u0085\u2028\u003c/script\u003e\u0026\"\\\n\r\t\u0000é"}`},
 	} {
 		t.Run(name, func(t *testing.T) {

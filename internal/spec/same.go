@@ -58,14 +58,14 @@ func sparseRetry(t *millracev1.Task) *millracev1.Retry {
 		sparse.Max = durationpb.New(b.Max)
 	}
 	if b.Jitter != DefaultJitter {
-		sparse.Jitter = proto.Float64(b.Jitter)
+		sparse.Jitter = new(b.Jitter)
 	}
 	r := &millracev1.Retry{
 		MaxAttempts: unless(t.GetRetry().GetMaxAttempts(), DefaultMaxAttempts),
 		Backoff:     unlessEmpty(sparse),
 	}
 	if n := MaxLost(t); n != DefaultMaxLost {
-		r.MaxLost = proto.Uint32(uint32(n)) //nolint:gosec // it came from a uint32
+		r.MaxLost = new(uint32(n)) //nolint:gosec // it came from a uint32
 	}
 	switch on := retryOn(t.GetRetry()); {
 	case slices.Equal(on, defaultRetryOn):

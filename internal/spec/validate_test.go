@@ -135,7 +135,7 @@ func TestInvalidBinary(t *testing.T) {
 		"no time":   {func(t *millracev1.Task) { t.NotBefore = &timestamppb.Timestamp{Nanos: -1} }, `notBefore: 0 s and -1 ns since 1970 is not a time: want the years 2000 to 2200`},
 		"time 0":    {func(t *millracev1.Task) { t.ExpiresAt = &timestamppb.Timestamp{} }, `expiresAt: 1970-01-01T00:00:00Z is out of range: want the years 2000 to 2200`},
 		"NaN": {func(t *millracev1.Task) {
-			t.Retry = &millracev1.Retry{Backoff: &millracev1.Backoff{Factor: math.NaN(), Jitter: proto.Float64(math.NaN())}}
+			t.Retry = &millracev1.Retry{Backoff: &millracev1.Backoff{Factor: math.NaN(), Jitter: new(math.NaN())}}
 		}, "retry.backoff.factor: NaN is out of range: want 1 to 100\nretry.backoff.jitter: NaN is out of range: want 0 to 1"},
 		"Inf": {func(t *millracev1.Task) {
 			t.Retry = &millracev1.Retry{Backoff: &millracev1.Backoff{Factor: math.Inf(1)}}
@@ -156,7 +156,7 @@ func TestInvalidBinary(t *testing.T) {
 			t.Work = &millracev1.Task_Call{Call: &millracev1.Call{Handler: strings.Repeat("h", 129)}}
 		}, `call.handler: "` + strings.Repeat("h", 40) + `"… (129 bytes) is too long: use at most 128 bytes`},
 		"too large":           {func(t *millracev1.Task) { t.GetCommand().Stdin = strings.Repeat("a", DefaultLimit) }, fmt.Sprintf("task has %d bytes, at most 262144 are allowed: put large input into a file or an object store and pass its address", DefaultLimit+11)},
-		"unsupported: signed": {func(t *millracev1.Task) { *t = millracev1.Task{Signed: &millracev1.SignedTask{}} }, `signed: not supported by this version: submit the task itself, unsigned`}, //nolint:govet // a fresh task
+		"unsupported: signed": {func(t *millracev1.Task) { *t = millracev1.Task{Signed: &millracev1.SignedTask{}} }, `signed: not supported by this version: submit the task itself, unsigned`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -11,7 +11,7 @@ import (
 	"github.com/millrace/millrace/internal/task"
 )
 
-// ErrFenced: the worker was declared dead or buried. It must kill what it runs and go on under a new id.
+// ErrFenced says that the worker was declared dead or buried. It must kill what it runs and go on under a new id.
 var ErrFenced = errors.New("worker was declared dead")
 
 // claimScript takes exactly as many tasks as asked for from the streams in their order.
@@ -117,8 +117,10 @@ func (s *Store) Claim(ctx context.Context, c ClaimFor) ([]Claimed, error) {
 		}
 		lane := int(v[4].(int64)) - 1
 		cl := Claimed{ID: task.ID(text(v, 0)), Attempt: uint32(number(text(v, 1))), Spec: []byte(text(v, 2)), Expired: text(v, 7) == "1"}
-		cl.At = Snapshot{Record: task.Record{State: task.Running, Attempt: cl.Attempt, Owner: c.Worker,
-			Failures: uint32(number(text(v, 5))), Lost: uint32(number(text(v, 6)))}, Entry: text(v, 3), Lane: c.Lanes[lane]}
+		cl.At = Snapshot{Record: task.Record{
+			State: task.Running, Attempt: cl.Attempt, Owner: c.Worker,
+			Failures: uint32(number(text(v, 5))), Lost: uint32(number(text(v, 6))),
+		}, Entry: text(v, 3), Lane: c.Lanes[lane]}
 		if cl.Expired {
 			cl.At.State, cl.At.Owner = task.Queued, ""
 		}

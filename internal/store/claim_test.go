@@ -133,8 +133,10 @@ func TestRenewTellsWhatRedisBelieves(t *testing.T) {
 	got := claim(t, s, "w", 3)
 	one(t, s, &Change{Move: task.Cancel, ID: "cancelled", In: task.Input{Attempt: 1}, Guess: got[1].At})
 	must(t, s.cmd.Del(ctx, s.keys.WorkerBeat("w")).Err()) // ran out
-	r, err := s.Renew(ctx, RenewFor{Worker: "w", Beat: "host", TTL: time.Minute, Lease: time.Minute, Lanes: []string{testLane, "default:low"},
-		Held: []Held{{"ours", 1}, {"cancelled", 1}, {"ours", 2}, {"nobody", 1}}})
+	r, err := s.Renew(ctx, RenewFor{
+		Worker: "w", Beat: "host", TTL: time.Minute, Lease: time.Minute, Lanes: []string{testLane, "default:low"},
+		Held: []Held{{"ours", 1}, {"cancelled", 1}, {"ours", 2}, {"nobody", 1}},
+	})
 	must(t, err)
 	if d := cmp.Diff([]Status{Ours, OursCancel, NotOurs, NotOurs}, r.Status); d != "" {
 		t.Error(d)

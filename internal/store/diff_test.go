@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sort"
 	"testing"
 	"time"
 
@@ -172,7 +171,7 @@ func taken(t *testing.T, s *Store, ids []task.ID) picture {
 	list := func(i Index) []task.ID {
 		v, err := s.Listed(ctx, i, 0, 1000, false)
 		must(t, err)
-		sort.Slice(v, func(i, j int) bool { return v[i] < v[j] })
+		slices.Sort(v)
 		return v
 	}
 	p.Delayed, p.Running, p.Done = list(IndexDelayed), list(IndexRunning), list(IndexDone)
@@ -197,6 +196,7 @@ type walk struct {
 }
 
 func newWalk(t *testing.T, s *Store, seed uint64) *walk {
+	t.Helper()
 	w := &walk{t: t, s: s, r: rand.New(rand.NewPCG(seed, 1)), old: map[task.ID][]Snapshot{}, adopts: true}
 	w.h = &shadow{picture: picture{Records: map[task.ID]Snapshot{}}, beats: map[task.WorkerID]bool{}, dead: map[task.WorkerID]bool{}, gone: map[task.WorkerID]bool{}}
 	for i := range 8 {

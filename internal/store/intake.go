@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -143,8 +144,10 @@ return 1
 
 // Reject moves a pending entry of a stream to `dead` with a code and a reason for people.
 func (s *Store) Reject(ctx context.Context, group string, e Entry, code, reason, task string) error {
-	d := &millracev1.DeadLetter{Source: strings.TrimPrefix(e.Stream, s.keys.prefix), Entry: e.ID, Code: code, Reason: strings.ToValidUTF8(reason, "\uFFFD"),
-		Task: strings.ToValidUTF8(task, "\uFFFD"), At: timestamppb.New(s.Now()), Fields: map[string][]byte{}}
+	d := &millracev1.DeadLetter{
+		Source: strings.TrimPrefix(e.Stream, s.keys.prefix), Entry: e.ID, Code: code, Reason: strings.ToValidUTF8(reason, "\uFFFD"),
+		Task: strings.ToValidUTF8(task, "\uFFFD"), At: timestamppb.New(s.Now()), Fields: map[string][]byte{},
+	}
 	for k, v := range e.Fields {
 		d.Fields[strings.ToValidUTF8(k, "\uFFFD")] = []byte(fmt.Sprint(v))
 	}
@@ -177,8 +180,10 @@ func (s *Store) Dead(ctx context.Context, limit int) ([]DeadLetter, error) {
 		if raw, ok := m.Values["d"].(string); !ok || proto.Unmarshal([]byte(raw), d) != nil {
 			// Scripts cannot write Protobuf: what a claim buries comes as plain fields.
 			word := func(k string) string { v, _ := m.Values[k].(string); return strings.ToValidUTF8(v, "\uFFFD") }
-			d = &millracev1.DeadLetter{Code: word("code"), Source: strings.TrimPrefix(word("source"), s.keys.prefix), Entry: word("entry"), Task: word("task"),
-				Reason: "the dispatch entry names a task that has no record: it was finished and forgotten, or deleted by hand"}
+			d = &millracev1.DeadLetter{
+				Code: word("code"), Source: strings.TrimPrefix(word("source"), s.keys.prefix), Entry: word("entry"), Task: word("task"),
+				Reason: "the dispatch entry names a task that has no record: it was finished and forgotten, or deleted by hand",
+			}
 		}
 		out = append(out, DeadLetter{Entry: m.ID, Letter: d})
 	}
@@ -220,10 +225,8 @@ func (s *Store) QueueNames(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range names {
-		if n == "default" {
-			return names, nil
-		}
+	if slices.Contains(names, "default") {
+		return names, nil
 	}
 	return append(names, "default"), nil
 }

@@ -47,8 +47,10 @@ func admission(id task.ID, to task.State, spec *millracev1.Task) *Change {
 	if spec == nil {
 		spec = &millracev1.Task{}
 	}
-	return &Change{Move: task.Admit, ID: id, In: task.Input{To: to}, Guess: Snapshot{Record: task.Record{State: task.None}},
-		Spec: spec, SpecBytes: encode(spec), Created: time.Now(), Due: time.Now().Add(time.Hour), Retention: time.Hour}
+	return &Change{
+		Move: task.Admit, ID: id, In: task.Input{To: to}, Guess: Snapshot{Record: task.Record{State: task.None}},
+		Spec: spec, SpecBytes: encode(spec), Created: time.Now(), Due: time.Now().Add(time.Hour), Retention: time.Hour,
+	}
 }
 
 // admit queues tasks and fails the test if one was not.
@@ -94,8 +96,10 @@ func ended(reason millracev1.Reason, attempt uint32) *millracev1.AttemptEnd {
 
 // move is a change by the owner of a claimed task.
 func (c Claimed) move(m task.Move, to task.State) *Change {
-	return &Change{Move: m, ID: c.ID, In: task.Input{Attempt: c.Attempt, Worker: c.At.Owner, To: to}, Guess: c.At,
-		End: ended(millracev1.Reason_REASON_UNSPECIFIED, c.Attempt), Retention: time.Hour}
+	return &Change{
+		Move: m, ID: c.ID, In: task.Input{Attempt: c.Attempt, Worker: c.At.Owner, To: to}, Guess: c.At,
+		End: ended(millracev1.Reason_REASON_UNSPECIFIED, c.Attempt), Retention: time.Hour,
+	}
 }
 
 func snap(t *testing.T, s *Store, id task.ID) Snapshot {

@@ -298,8 +298,10 @@ func finalReason(c *Change, st task.State, end *millracev1.AttemptEnd) millracev
 }
 
 func resultOf(c *Change, next task.Record, end *millracev1.AttemptEnd, at time.Time) *millracev1.Result {
-	r := &millracev1.Result{Id: string(c.ID), State: next.State.Proto(), Attempt: next.Attempt, End: end, At: timestamppb.New(at),
-		Reason: finalReason(c, next.State, end), Name: c.Spec.GetName(), Labels: c.Spec.GetLabels(), Group: c.Spec.GetGroup()}
+	r := &millracev1.Result{
+		Id: string(c.ID), State: next.State.Proto(), Attempt: next.Attempt, End: end, At: timestamppb.New(at),
+		Reason: finalReason(c, next.State, end), Name: c.Spec.GetName(), Labels: c.Spec.GetLabels(), Group: c.Spec.GetGroup(),
+	}
 	if end == nil && (next.State == task.Cancelled || next.State == task.Expired) {
 		r.Attempt = next.Attempt - 1 // the present attempt never ran
 	}
@@ -307,9 +309,11 @@ func resultOf(c *Change, next task.Record, end *millracev1.AttemptEnd, at time.T
 }
 
 func (c *Change) story(id string, now Snapshot, end *millracev1.AttemptEnd, at time.Time) *millracev1.DeadLetter {
-	d := &millracev1.DeadLetter{Source: "task", Task: id, Code: "lost_too_often", At: timestamppb.New(at),
+	d := &millracev1.DeadLetter{
+		Source: "task", Task: id, Code: "lost_too_often", At: timestamppb.New(at),
 		Reason:   fmt.Sprintf("agent lost %d times while it ran this task; see the attempts, then rerun it", now.Lost+1),
-		Attempts: c.Ends}
+		Attempts: c.Ends,
+	}
 	if end != nil {
 		d.Attempts = append(d.Attempts, end)
 	}
@@ -361,5 +365,5 @@ func Backoff(ctx context.Context, tries int) bool {
 	}
 }
 
-// ErrNotFound: there is no record of that id (any more).
+// ErrNotFound says that there is no record of that id (any more).
 var ErrNotFound = errors.New("no such task")

@@ -81,8 +81,10 @@ func TestLoseByTwoReapers(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			out, err := s.Do(t.Context(), []*Change{{Move: task.Lose, ID: "a", In: task.Input{Attempt: 1, Worker: "w", Dead: true},
-				Guess: c.At, End: ended(millracev1.Reason_REASON_WORKER_LOST, 1)}})
+			out, err := s.Do(t.Context(), []*Change{{
+				Move: task.Lose, ID: "a", In: task.Input{Attempt: 1, Worker: "w", Dead: true},
+				Guess: c.At, End: ended(millracev1.Reason_REASON_WORKER_LOST, 1),
+			}})
 			if err != nil {
 				t.Error(err)
 			} else if out[0].Done {

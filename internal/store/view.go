@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -86,8 +87,10 @@ func parseRecord(id task.ID, m map[string]string) *Record {
 			v[i] = x
 		}
 	}
-	r := &Record{Snapshot: snapshot(v), ID: id, Spec: []byte(m["p"]), Created: msTime(m["t"]), Started: msTime(m["b"]),
-		Ended: msTime(m["z"]), Due: msTime(m["d"]), Reason: millracev1.Reason(number(m["r"]))}
+	r := &Record{
+		Snapshot: snapshot(v), ID: id, Spec: []byte(m["p"]), Created: msTime(m["t"]), Started: msTime(m["b"]),
+		Ended: msTime(m["z"]), Due: msTime(m["d"]), Reason: millracev1.Reason(number(m["r"])),
+	}
 	for f, x := range m {
 		switch {
 		case len(f) > 1 && f[0] == 'h':
@@ -307,7 +310,7 @@ func (s *Store) Length(ctx context.Context, stream string) (int64, error) {
 	return s.cmd.XLen(ctx, stream).Result()
 }
 
-// AmbiguousError: a prefix fits more than one id.
+// AmbiguousError says that a prefix fits more than one id.
 type AmbiguousError struct {
 	Prefix   string
 	Examples []task.ID
@@ -338,7 +341,7 @@ func (s *Store) Resolve(ctx context.Context, prefix string) (task.ID, error) {
 	if err != nil {
 		return "", err
 	}
-	sort.Slice(live, func(i, j int) bool { return live[i] < live[j] })
+	slices.Sort(live)
 	switch len(live) {
 	case 0:
 		return "", ErrNotFound

@@ -37,7 +37,7 @@ func Until(t testing.TB, what string, check func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("waited a minute in vain: %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) //nolint:forbidigo // for states that nobody signals
 	}
 }
 

@@ -117,8 +117,10 @@ func (s *stepper) dispatcher(d int) {
 	}
 }
 
-var opNames = map[uint8]string{opAdmit: "admit", opPromote: "promote", opExpire: "expire", opForget: "forget",
-	opLose: "lose", opDrop: "drop", opRequeue: "requeue", opCancel: "cancel"}
+var opNames = map[uint8]string{
+	opAdmit: "admit", opPromote: "promote", opExpire: "expire", opForget: "forget",
+	opLose: "lose", opDrop: "drop", opRequeue: "requeue", opCancel: "cancel",
+}
 
 func (s *stepper) dispatcherApplies(w *world, d int) error {
 	a := w.dispatch[d]

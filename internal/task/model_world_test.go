@@ -22,13 +22,17 @@ type Record8 struct {
 }
 
 func (r Record8) record() Record {
-	return Record{State: r.state, Attempt: uint32(r.attempt), Owner: workerName(r.owner), Cancel: r.cancel,
-		Failures: uint32(r.failures), Lost: uint32(r.lost)}
+	return Record{
+		State: r.state, Attempt: uint32(r.attempt), Owner: workerName(r.owner), Cancel: r.cancel,
+		Failures: uint32(r.failures), Lost: uint32(r.lost),
+	}
 }
 
 func small(r Record) Record8 {
-	return Record8{state: r.State, attempt: uint8(r.Attempt), owner: workerNumber(r.Owner), cancel: r.Cancel,
-		failures: uint8(r.Failures), lost: uint8(r.Lost)}
+	return Record8{
+		state: r.State, attempt: uint8(r.Attempt), owner: workerNumber(r.Owner), cancel: r.Cancel,
+		failures: uint8(r.Failures), lost: uint8(r.Lost),
+	}
 }
 
 func workerName(n uint8) WorkerID {

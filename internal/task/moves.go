@@ -1,5 +1,7 @@
 package task
 
+import "slices"
+
 // Move is a change of a task's record. Every move is one guarded script: nobody changes a record otherwise.
 type Move string
 
@@ -103,25 +105,35 @@ var Table = []Rule{
 
 	{Move: Renew, From: []State{Running}, Asks: SameAttempt | SameOwner, To: Running, Effects: AddRunning},
 
-	{Move: Finish, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel, To: ToGiven,
-		Choice: []State{Succeeded, Failed, Cancelled}, Effects: leave | CountFailure | AddResult},
+	{
+		Move: Finish, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel, To: ToGiven,
+		Choice: []State{Succeeded, Failed, Cancelled}, Effects: leave | CountFailure | AddResult,
+	},
 	{Move: Finish, From: []State{Running}, Asks: SameAttempt | SameOwner | HasCancel, To: Cancelled, Effects: leave | AddResult},
 
-	{Move: Retry, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel, To: Delayed,
-		Effects: leave | CountFailure | NextAttempt | AddDelayed},
+	{
+		Move: Retry, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel, To: Delayed,
+		Effects: leave | CountFailure | NextAttempt | AddDelayed,
+	},
 	{Move: Retry, From: []State{Running}, Asks: SameAttempt | SameOwner | HasCancel, To: Cancelled, Effects: leave | AddResult},
 
-	{Move: Release, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel, To: Delayed,
-		Effects: leave | NextAttempt | AddDelayed},
+	{
+		Move: Release, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel, To: Delayed,
+		Effects: leave | NextAttempt | AddDelayed,
+	},
 	{Move: Release, From: []State{Running}, Asks: SameAttempt | SameOwner | HasCancel, To: Cancelled, Effects: leave | AddResult},
 
-	{Move: Lose, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel | DeadOwner, To: Delayed,
-		Effects: leave | CountLoss | NextAttempt | AddDelayed},
+	{
+		Move: Lose, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel | DeadOwner, To: Delayed,
+		Effects: leave | CountLoss | NextAttempt | AddDelayed,
+	},
 	{Move: Lose, From: []State{Running}, Asks: SameAttempt | SameOwner | HasCancel | DeadOwner, To: Cancelled, Effects: leave | AddResult},
 	{Move: Lose, From: []State{Queued}, Asks: SameAttempt | NoCancel | DeadOwner | Acked, To: Delayed, Effects: DropEntry | AddDelayed},
 
-	{Move: LoseFinal, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel | DeadOwner, To: Failed,
-		Effects: leave | CountLoss | AddResult | AddDead},
+	{
+		Move: LoseFinal, From: []State{Running}, Asks: SameAttempt | SameOwner | NoCancel | DeadOwner, To: Failed,
+		Effects: leave | CountLoss | AddResult | AddDead,
+	},
 	{Move: LoseFinal, From: []State{Running}, Asks: SameAttempt | SameOwner | HasCancel | DeadOwner, To: Cancelled, Effects: leave | AddResult},
 
 	{Move: Cancel, From: open, Asks: SameAttempt, To: Cancelled, Effects: DropEntry | DropDelayed | MarkCancel | AddResult},
@@ -217,10 +229,5 @@ func (u Rule) Does(e Effect, in Input) bool {
 }
 
 func has(list []State, s State) bool {
-	for _, x := range list {
-		if x == s {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(list, s)
 }

@@ -11,8 +11,10 @@ import (
 
 var askNames = []string{"same attempt", "same owner", "no cancel mark", "cancel mark", "owner dead or lease late", "entry was pending"}
 
-var effectNames = []string{"drop entry", "leave `delayed`", "leave `running`", "next attempt", "count failure", "count loss", "take owner",
-	"mark cancel", "add entry", "into `delayed`", "into `running`", "add result", "add dead letter", "keep end"}
+var effectNames = []string{
+	"drop entry", "leave `delayed`", "leave `running`", "next attempt", "count failure", "count loss", "take owner",
+	"mark cancel", "add entry", "into `delayed`", "into `running`", "add result", "add dead letter", "keep end",
+}
 
 func bitNames(bits uint32, names []string) string {
 	var out []string
