@@ -96,7 +96,7 @@ executed or was not found; 130 when it was cancelled.`,
 		c.GroupID = groupServices
 	}
 	root.AddCommand(services...)
-	root.AddCommand(versionCmd(u), healthcheckCmd(u))
+	root.AddCommand(versionCmd(u), healthcheckCmd(u), benchCmd(u), benchTermCmd())
 	return root
 }
 

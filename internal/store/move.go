@@ -101,6 +101,9 @@ func (s *Store) Do(ctx context.Context, changes []*Change) ([]Outcome, error) {
 			case v.done:
 				out[i].Done = true
 				out[i].Now.Record = out[i].Rule.Apply(out[i].Now.Record, changes[i].In)
+				if c := changes[i]; c.Spec != nil {
+					out[i].Now.Lane = LaneOf(c.Spec)
+				}
 			case same(v.now, out[i].Now):
 				// The record is as expected, so a question beside it said no: the entry is not pending any more, or
 				// the worker is not dead. Without that yes no row fits.
