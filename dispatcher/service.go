@@ -235,6 +235,8 @@ func (s *Service) serveHTTP(ctx context.Context, ln net.Listener) error {
 	if srv.Shutdown(last) != nil {
 		_ = srv.Close()
 	}
-	_ = <-done // http.ErrServerClosed
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
 	return nil
 }

@@ -209,8 +209,11 @@ func benchSpawn(ctx context.Context, r *rig) ([]figure, error) {
 		ours = append(ours, float64(n)/time.Since(begun).Seconds())
 	}
 	o, b := median(ours), median(bare)
-	return []figure{{"spawn /bin/true through the system", o, "tasks/s", "", true}, {"  bare os/exec with pipes", b, "proc/s", "", true},
-		{"  ratio", o / b, "", "≥ 0.75", o/b >= 0.75}}, nil
+	return []figure{
+		{"spawn /bin/true through the system", o, "tasks/s", "", true},
+		{"  bare os/exec with pipes", b, "proc/s", "", true},
+		{"  ratio", o / b, "", "≥ 0.75", o/b >= 0.75},
+	}, nil
 }
 
 // spawns keeps `parallel` tasks in flight.
@@ -344,8 +347,11 @@ func benchIdle(ctx context.Context, r *rig) ([]figure, error) {
 	}
 	share := 100 * (cpuOf(guardPID) + cpuOf(agentPID) - before).Seconds() / span.Seconds()
 	rss, guard := rssOf(agentPID), rssOf(guardPID)
-	return []figure{{"idle agent, RSS", rss, "MiB", "≤ 25", rss <= 25}, {"  its guard, RSS", guard, "MiB", "", true},
-		{"idle agent and guard, CPU of a core", share, "%", "< 0.5", share < 0.5}}, nil
+	return []figure{
+		{"idle agent, RSS", rss, "MiB", "≤ 25", rss <= 25},
+		{"  its guard, RSS", guard, "MiB", "", true},
+		{"idle agent and guard, CPU of a core", share, "%", "< 0.5", share < 0.5},
+	}, nil
 }
 
 func onlyChild(pid int) (int, error) {

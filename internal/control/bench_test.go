@@ -126,7 +126,11 @@ func cancelTrip(b *testing.B) func() {
 	c.SetTargets(map[string]string{"d-1": s.addr})
 	ctx := b.Context() // ends before Cleanup
 	go func() { done <- c.Run(ctx) }()
-	b.Cleanup(func() { _ = <-done })
+	b.Cleanup(func() {
+		if err := <-done; err != nil {
+			b.Error(err)
+		}
+	})
 	<-e.beats // the first, after WELCOME
 	m := &millracev1.ControlCancel{TaskId: "01J9ZQ4V7M3K2X8T5B6C7D8E9F", Attempt: 1}
 	return func() {
