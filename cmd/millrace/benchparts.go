@@ -69,7 +69,7 @@ func benchThroughput(ctx context.Context, r *rig) ([]figure, error) {
 	}
 	return []figure{
 		{"no-op tasks, produce and consume", rate, "tasks/s", "≥ 8000", rate >= 8000},
-		{"  Redis commands from clients a task", float64(after.Calls-before.Calls) / float64(n), "", "", true},
+		{"  Redis commands a task, with those in scripts", float64(after.Calls-before.Calls) / float64(n), "", "", true},
 		{"  Redis CPU a task", (after.CPU - before.CPU).Seconds() * 1e6 / float64(n), "µs", "", true},
 	}, nil
 }

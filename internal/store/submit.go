@@ -23,7 +23,7 @@ func (s *Store) AddTasks(ctx context.Context, tasks [][]byte) error {
 
 // CommandStats is what Redis has done since it started.
 type CommandStats struct {
-	Calls int64         // commands, those inside scripts not counted
+	Calls int64         // commands, those that scripts call counted too
 	CPU   time.Duration // of the server, user and system
 }
 
