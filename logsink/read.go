@@ -231,7 +231,6 @@ func (r *reading) tailFrom(lines uint64) (offset uint64, err error) {
 			return 0, err
 		}
 		for _, rec := range slices.Backward(page) {
-
 			if rec.size == 0 || r.stream != 0 && rec.stream != 0 && uint32(rec.stream) != r.stream {
 				continue
 			}
@@ -239,8 +238,8 @@ func (r *reading) tailFrom(lines uint64) (offset uint64, err error) {
 			if _, err := r.a.data.ReadAt(data, int64(rec.offset)); err != nil {
 				return 0, fmt.Errorf("read the log of task %s: %w", r.a.key, err)
 			}
-			for j, d := range slices.Backward(data) {
-				if d == '\n' && !last {
+			for j, b := range slices.Backward(data) {
+				if b == '\n' && !last {
 					if lines--; lines == 0 {
 						return rec.offset + uint64(j) + 1, nil
 					}

@@ -9,11 +9,11 @@ import (
 	"sync"
 )
 
-// table holds the open logs, at most max of them beyond those in use, and lets readers wait for logs that do not exist
+// table holds the open logs, at most limit of them beyond those in use, and lets readers wait for logs that do not exist
 // yet.
 type table struct {
-	root string
-	max  int
+	root  string
+	limit int
 
 	mu      sync.Mutex
 	open    map[attemptKey]*attemptLog
@@ -22,7 +22,7 @@ type table struct {
 }
 
 func newTable(root string, limit int) *table {
-	return &table{root: root, max: limit, open: map[attemptKey]*attemptLog{}, waiting: map[string]*waiter{}}
+	return &table{root: root, limit: limit, open: map[attemptKey]*attemptLog{}, waiting: map[string]*waiter{}}
 }
 
 // cached returns the log if it is open; release it after use.
@@ -98,7 +98,7 @@ func (t *table) release(a *attemptLog) {
 
 // evictLocked closes the logs that were not used for longest, a part at a time so that the search is seldom made.
 func (t *table) evictLocked() {
-	if len(t.open) <= t.max {
+	if len(t.open) <= t.limit {
 		return
 	}
 	var free []*attemptLog
@@ -108,7 +108,7 @@ func (t *table) evictLocked() {
 		}
 	}
 	slices.SortFunc(free, func(a, b *attemptLog) int { return int(int64(a.used) - int64(b.used)) })
-	for _, a := range free[:min(len(free), len(t.open)-t.max+t.max/8)] {
+	for _, a := range free[:min(len(free), len(t.open)-t.limit+t.limit/8)] {
 		delete(t.open, a.key)
 		_ = a.close()
 	}

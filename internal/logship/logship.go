@@ -121,10 +121,10 @@ type Shipper struct {
 	mu      sync.Mutex
 	number  int // of shards; 0 while unknown
 	shards  map[int]*shard
-	open    map[*Log]struct{} // logs that have written something and are not sent to their end
-	sendCtx context.Context   //nolint:containedctx // set while Run runs; senders are started under it
-	stopped bool              // Run has ended: chunks go straight to the spool
-	wg      sync.WaitGroup    // senders and the goroutines that finish cut logs
+	open    map[*Log]struct{}                 // logs that have written something and are not sent to their end
+	launch  func(f func(ctx context.Context)) // set while Run runs: starts a goroutine that Run ends and waits for
+	stopped bool                              // Run has ended: chunks go straight to the spool
+	wg      sync.WaitGroup                    // senders and the goroutines that finish cut logs
 }
 
 // New checks cfg and makes the spool directory. It starts nothing.
@@ -156,7 +156,7 @@ func (s *Shipper) Run(ctx context.Context) error {
 	sendCtx, stopSending := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopSending()
 	s.mu.Lock()
-	s.sendCtx = sendCtx
+	s.launch = func(f func(context.Context)) { s.wg.Go(func() { f(sendCtx) }) }
 	for _, sh := range s.shards {
 		s.startLocked(sh)
 	}
@@ -273,22 +273,21 @@ func (s *Shipper) shardFor(task string) *shard {
 }
 
 func (s *Shipper) startLocked(sh *shard) {
-	if s.sendCtx == nil || s.stopped || sh.started {
+	if s.launch == nil || s.stopped || sh.started {
 		return
 	}
 	sh.started = true
-	ctx := s.sendCtx
-	s.wg.Go(func() { sh.run(ctx) })
+	s.launch(sh.run)
 }
 
 // goFinish runs f in a goroutine that Run waits for, or reports that Run does not run.
 func (s *Shipper) goFinish(f func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sendCtx == nil || s.stopped {
+	if s.launch == nil || s.stopped {
 		return false
 	}
-	s.wg.Go(f)
+	s.launch(func(context.Context) { f() })
 	return true
 }
 
