@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	readCount = 32               // chunks of a shard in one read: with 4 shards at most 8 MiB
-	readBlock = time.Second      // how long a read waits, and so how long stopping takes
-	recheck   = 10 * time.Second // how often unfinished chunks are looked for without a reason
+	readCount = 32          // chunks of a shard in one read: with 4 shards at most 8 MiB
+	readBlock = time.Second // how long a read waits, and so how long stopping takes
+	// recheck is how often unfinished chunks are looked for without a reason. A sink that was frozen may be given chunks
+	// after we have drained what it left: they must be found before a reader gives up on them (gapHold).
+	recheck = 2 * time.Second
 )
 
 // drain moves chunks from the streams into files. One goroutine reads and writes, another syncs what was written and
