@@ -87,6 +87,8 @@ func (l *life) order(n uint64) []string {
 const claimTimeout = 3 * time.Second
 
 func (l *life) claim(ctx context.Context, want int, n uint64) (int, error) {
+	l.claiming.Store(true)
+	defer l.claiming.Store(false)
 	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
 	got, err := l.a.st.Claim(short, store.ClaimFor{Worker: l.id, Lanes: l.order(n), Want: min(want, maxClaim), Lease: l.a.cfg.LeaseTTL})

@@ -46,6 +46,7 @@ type life struct {
 	kick     chan struct{} // renew now
 	resend   chan struct{} // repeat recent outcomes
 	asked    sentTimes
+	claiming atomic.Bool // a claim is under way: Redis may count tasks as ours that we do not hold yet
 	failing  atomic.Bool // renewals through Redis fail
 	finishes chan *ending
 	fencedCh chan struct{}

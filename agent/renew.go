@@ -231,7 +231,14 @@ func (l *life) renewOnce(ctx context.Context, at guard.Instant) error {
 
 // disown gives back what Redis counts as ours and we did not know at two renewals in a row: claimed by a call whose
 // answer got lost. What was known before or after the renewal is not unknown.
+//
+// While a claim is under way nothing can be said: what Redis lists may be in an answer that is about to arrive, and two
+// renewals can be milliseconds apart. The next renewal looks again.
 func (l *life) disown(ctx context.Context, before []*attempt, pending [][]string) error {
+	if l.claiming.Load() { // must be asked before all is: what the claim brought is held when it is over
+		l.unknown = nil
+		return nil
+	}
 	known := map[string]bool{}
 	for _, a := range append(before, l.all()...) {
 		known[a.c.At.Lane+"/"+a.c.At.Entry] = true
