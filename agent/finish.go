@@ -162,7 +162,7 @@ func (l *life) report(ctx context.Context, batch []*ending) (open []*ending, err
 }
 
 func (l *life) ended(e *ending, now task.State) {
-	l.log.Info("attempt ended", logkey.Task, e.change.ID, logkey.Attempt, e.change.In.Attempt, logkey.State, now,
+	l.log.Info("attempt ended", logkey.Task, e.change.ID, logkey.Attempt, e.change.In.Attempt, logkey.State, now.String(),
 		logkey.Reason, reasonWord(e.change.End), logkey.ExitCode, e.change.End.GetExitCode())
 	l.a.cleanup(e.a, now)
 	l.drop(e.a)
@@ -186,7 +186,7 @@ func (l *life) refused(ctx context.Context, e *ending, o store.Outcome) error {
 		return nil
 	}
 	l.a.met.refused.Inc()
-	l.log.Warn("outcome refused: the attempt is no longer ours", logkey.Task, e.change.ID, logkey.Attempt, e.change.In.Attempt, logkey.State, o.Now.State)
+	l.log.Warn("outcome refused: the attempt is no longer ours", logkey.Task, e.change.ID, logkey.Attempt, e.change.In.Attempt, logkey.State, o.Now.State.String())
 	l.a.cleanup(e.a, o.Now.State)
 	l.drop(e.a)
 	return nil

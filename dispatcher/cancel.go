@@ -39,7 +39,7 @@ func (s *Service) Cancel(ctx context.Context, id task.ID) (store.Outcome, error)
 		}
 		if o.Done {
 			s.met.cancelled.Inc()
-			s.log.Info("task cancelled", logkey.Task, id, logkey.State, o.Now.State, logkey.Attempt, o.Now.Attempt)
+			s.log.Info("task cancelled", logkey.Task, id, logkey.State, o.Now.State.String(), logkey.Attempt, o.Now.Attempt)
 			if o.Now.State == task.Running {
 				r.Snapshot = o.Now
 				s.tell(ctx, id, r)

@@ -329,7 +329,7 @@ func (r *Reaper) loseEntries(ctx context.Context, w task.WorkerID, lane string, 
 func (r *Reaper) noteLoss(c *store.Change, o store.Outcome, res *result) {
 	res.lost++
 	r.met.lost.Inc()
-	r.log.Warn("attempt lost with its worker", logkey.Task, c.ID, logkey.Attempt, c.In.Attempt, logkey.Worker, c.In.Worker, logkey.State, o.Now.State)
+	r.log.Warn("attempt lost with its worker", logkey.Task, c.ID, logkey.Attempt, c.In.Attempt, logkey.Worker, c.In.Worker, logkey.State, o.Now.State.String())
 }
 
 // recoverRunning walks the index of running tasks and moves on those whose owner is dead.

@@ -169,7 +169,7 @@ func TestCancelMarkWinsOverLoss(t *testing.T) {
 }
 
 // S06: between listing a dead worker's entries and moving them on, the owner turns out to have finished.
-func TestFinishedMeanwhileStaysFinished(t *testing.T) {
+func TestS06FinishedMeanwhileStaysFinished(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.join("w")
