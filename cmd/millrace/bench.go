@@ -35,8 +35,8 @@ type figure struct {
 
 // benchFlags of `millrace bench`.
 type benchFlags struct {
-	redis         string
-	quick, asJSON bool
+	redis              string
+	quick, asJSON, aof bool
 }
 
 func benchCmd(u *ui) *cobra.Command {
@@ -49,6 +49,7 @@ time. The floors are for two cores with Redis on them. On a noisy machine run it
 		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd.Context(), u, f) },
 	}
 	cmd.Flags().StringVar(&f.redis, "redis", "", "use this Redis instead of a private one")
+	cmd.Flags().BoolVar(&f.aof, "aof", false, "the private Redis writes an append-only file, synced every second")
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "a third of the counts")
 	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON array")
 	return cmd
@@ -74,7 +75,7 @@ func runBench(ctx context.Context, u *ui, f benchFlags) error {
 	defer func() { _ = os.RemoveAll(dir) }()
 	url := f.redis
 	if url == "" {
-		r, err := embedded.Start(ctx, filepath.Join(dir, "redis"), true)
+		r, err := embedded.Start(ctx, embedded.Options{Dir: filepath.Join(dir, "redis"), Persist: f.aof})
 		if err != nil {
 			return err
 		}

@@ -90,7 +90,7 @@ func runDev(ctx context.Context, u *ui, f devFlags, command []string) (err error
 
 	url := f.redis
 	if url == "" {
-		if d.redis, err = embedded.Start(ctx, filepath.Join(d.dir, "redis"), !f.memory); err != nil {
+		if d.redis, err = embedded.Start(ctx, embedded.Options{Dir: filepath.Join(d.dir, "redis"), Persist: true, InMemory: f.memory}); err != nil {
 			return err
 		}
 		defer d.redis.Stop()

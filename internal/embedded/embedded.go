@@ -34,12 +34,22 @@ type Server struct {
 // Stop ends the server and waits for it. Data of a real one is on disk then.
 func (s *Server) Stop() { s.stop() }
 
-// Start starts a server that keeps its data in dir. allowReal false always takes the one in memory.
-func Start(ctx context.Context, dir string, allowReal bool) (*Server, error) {
-	if allowReal {
+// Options of Start.
+type Options struct {
+	// Dir is where a real server works.
+	Dir string
+	// Persist keeps the data there in an append-only file, synced every second.
+	Persist bool
+	// InMemory takes the server inside this process although a real one is installed.
+	InMemory bool
+}
+
+// Start starts a server.
+func Start(ctx context.Context, o Options) (*Server, error) {
+	if !o.InMemory {
 		for _, name := range []string{"redis-server", "valkey-server"} {
 			if path, err := exec.LookPath(name); err == nil {
-				return startReal(ctx, path, dir)
+				return startReal(ctx, path, o)
 			}
 		}
 	}
@@ -80,7 +90,11 @@ func startMemory() (*Server, error) {
 // startTimeout is long: loading a large append-only file takes its time.
 const startTimeout = 30 * time.Second
 
-func startReal(ctx context.Context, path, dir string) (*Server, error) {
+func startReal(ctx context.Context, path string, o Options) (*Server, error) {
+	dir, aof := o.Dir, "no"
+	if o.Persist {
+		aof = "yes"
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("directory of the private Redis: %w", err)
 	}
@@ -92,7 +106,7 @@ func startReal(ctx context.Context, path, dir string) (*Server, error) {
 	logPath := filepath.Join(dir, "redis.log")
 	cmd := exec.Command(path, //nolint:noctx // it is stopped last, by Stop, not with a context
 		"--port", port, "--bind", "127.0.0.1", "--dir", dir, "--logfile", logPath, "--save", "",
-		"--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction", "--notify-keyspace-events", "Ex",
+		"--appendonly", aof, "--appendfsync", "everysec", "--maxmemory-policy", "noeviction", "--notify-keyspace-events", "Ex",
 		"--stream-node-max-bytes", "1024", "--hash-max-listpack-value", "1024", "--daemonize", "no")
 	// A group of its own keeps Ctrl-C away from it, it is stopped last; it must not outlive us, however we end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
