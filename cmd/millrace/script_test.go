@@ -43,6 +43,7 @@ func (l leakCheck) Run() int {
 //
 //	exits CODE VERB ARG…      run millrace and compare the exit code; stdout, stderr and cmp look at its output
 //	submit ID [LANE]          a task comes to be
+//	await ID STATE            wait until the task is in that state; "marked" is running with a cancel mark
 //	claim ID                  the worker takes it; it must be the next one of its lane
 //	ends ID REASON CODE [SIGNAL [MESSAGE]]   its attempt ends; the reason "none" is success
 //	retries ID                its attempt fails, the next one is due in an hour
@@ -57,6 +58,7 @@ func TestScripts(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			t.Parallel()
 			token := "let-me-in"
 			f := apitest.Start(t, apitest.Options{
 				Store: storetest.OpenAt(t, srv.URL(), redistest.Prefix(t)), Token: "let-me-in", LogPatience: time.Second,
@@ -67,9 +69,10 @@ func TestScripts(t *testing.T) {
 					e.Setenv("MILLRACE_SERVER", f.URL)
 					e.Setenv("MILLRACE_TOKEN", token)
 					e.Setenv("TZ", "UTC")
+					e.Setenv("GORACE", "atexit_sleep_ms=0") // or each command under -race ends a second late
 					return nil
 				},
-				Cmds: fleetCmds(f),
+				Cmds: fleetCmds(t, f),
 			})
 		})
 	}
@@ -77,7 +80,8 @@ func TestScripts(t *testing.T) {
 
 type scriptCmd = func(ts *testscript.TestScript, neg bool, args []string)
 
-func fleetCmds(f *apitest.Fleet) map[string]scriptCmd {
+func fleetCmds(t *testing.T, f *apitest.Fleet) map[string]scriptCmd {
+	t.Helper()
 	cmd := func(least int, do func(ts *testscript.TestScript, args []string)) scriptCmd {
 		return func(ts *testscript.TestScript, neg bool, args []string) {
 			if neg || len(args) < least {
@@ -94,6 +98,15 @@ func fleetCmds(f *apitest.Fleet) map[string]scriptCmd {
 				c.Queue, c.Priority, _ = strings.Cut(args[1], ":")
 			}
 			f.Submit(c)
+		}),
+		"await": cmd(2, func(_ *testscript.TestScript, args []string) {
+			storetest.Until(t, args[0]+" "+args[1], func() bool {
+				sn, err := f.Store.Snapshots(t.Context(), []task.ID{task.ID(args[0])})
+				if args[1] == "marked" {
+					return err == nil && sn[0].Cancel
+				}
+				return err == nil && sn[0].State.String() == args[1]
+			})
 		}),
 		"claim": cmd(1, func(ts *testscript.TestScript, args []string) {
 			if got := f.Claim("default:normal", 1); got[0] != task.ID(args[0]) {
