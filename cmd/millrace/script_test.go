@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/millrace/millrace/internal/api/apitest"
+	"github.com/millrace/millrace/internal/apitest"
 	"github.com/millrace/millrace/internal/redistest"
 	"github.com/millrace/millrace/internal/storetest"
 	"github.com/millrace/millrace/internal/task"

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/millrace/millrace/internal/api/apitest"
+	"github.com/millrace/millrace/internal/apitest"
 	"github.com/millrace/millrace/internal/task"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )

@@ -9,7 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/millrace/millrace/internal/api/apitest"
+	"github.com/millrace/millrace/internal/apitest"
 	"github.com/millrace/millrace/internal/storetest"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )

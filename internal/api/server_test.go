@@ -2,7 +2,6 @@ package api_test
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -12,7 +11,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/millrace/millrace/internal/api"
-	"github.com/millrace/millrace/internal/api/apitest"
+	"github.com/millrace/millrace/internal/apitest"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 	"github.com/millrace/millrace/proto/millrace/v1/millracev1connect"
 )
@@ -143,7 +142,7 @@ func TestErrorsOfAdmit(t *testing.T) {
 		"full":          {api.Refuse(api.CodeFull, errors.New("try later")), 429, "try later"},
 		"bad":           {api.Refuse("bad_task", errors.New("no such queue")), 400, "no such queue"},
 		"redis is away": {&net.OpError{Op: "dial", Err: errors.New("refused")}, 503, "cannot reach Redis"},
-		"out of memory": {fmt.Errorf("admit: %w", errors.New("OOM command not allowed when used memory > 'maxmemory'.")), 429, "memory limit"},
+		"out of memory": {errors.New("admit: OOM command not allowed when used memory > 'maxmemory'"), 429, "memory limit"},
 	} { // one after the other: they share the fake
 		f.RefuseWith(func(*millracev1.Task) error { return c.err })
 		status, body := post(t, f.URL, "TaskService/Submit", "application/json", `{"task":{"command":{"argv":["true"]}}}`)

@@ -9,7 +9,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/millrace/millrace/internal/api/apitest"
+	"github.com/millrace/millrace/internal/apitest"
 	"github.com/millrace/millrace/internal/task"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 	"github.com/millrace/millrace/proto/millrace/v1/millracev1connect"

@@ -26,8 +26,10 @@ var noon = time.Date(2030, 1, 31, 12, 0, 0, 0, time.UTC)
 // record is one as the store reads it; change makes it special.
 func record(t *testing.T, st task.State, change func(*store.Record)) *store.Record {
 	t.Helper()
-	spec, err := proto.Marshal(&millracev1.Task{Name: "train", Timeout: durationpb.New(2 * time.Second), ExpiresAt: timestamppb.New(noon.Add(time.Hour)),
-		Work: &millracev1.Task_Command{Command: &millracev1.Command{Argv: []string{"python3", "train.py"}}}})
+	spec, err := proto.Marshal(&millracev1.Task{
+		Name: "train", Timeout: durationpb.New(2 * time.Second), ExpiresAt: timestamppb.New(noon.Add(time.Hour)),
+		Work: &millracev1.Task_Command{Command: &millracev1.Command{Argv: []string{"python3", "train.py"}}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

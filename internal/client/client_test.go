@@ -164,7 +164,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	begun := make(chan struct{})
 	s := &server{wait: func(int) (*millracev1.WaitTaskResponse, error) {
 		close(begun)
-		time.Sleep(200 * time.Millisecond) //nolint:forbidigo // a server that is slow
+		time.Sleep(200 * time.Millisecond) // a server that is slow
 		return &millracev1.WaitTaskResponse{}, nil
 	}}
 	c, _ := start(t, s)
@@ -283,7 +283,7 @@ func TestWordsForWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	page := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(page.Close)
-	ln, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

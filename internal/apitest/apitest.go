@@ -123,8 +123,10 @@ func (f *Fleet) Admit(ctx context.Context, t *millracev1.Task) (string, bool, er
 	if err != nil {
 		return "", false, err
 	}
-	c := &store.Change{Move: task.Admit, ID: task.ID(t.GetId()), Guess: store.Snapshot{Record: task.Record{State: task.None}},
-		In: task.Input{To: task.Queued}, Spec: t, SpecBytes: raw, Created: f.Store.Now()}
+	c := &store.Change{
+		Move: task.Admit, ID: task.ID(t.GetId()), Guess: store.Snapshot{Record: task.Record{State: task.None}},
+		In: task.Input{To: task.Queued}, Spec: t, SpecBytes: raw, Created: f.Store.Now(),
+	}
 	if nb := spec.NotBefore(t); nb.After(f.Store.Now()) {
 		c.In.To, c.Due = task.Delayed, nb
 	}
@@ -141,8 +143,10 @@ func (f *Fleet) Cancel(ctx context.Context, id task.ID) (store.Outcome, error) {
 	if err != nil {
 		return store.Outcome{}, err
 	}
-	out, err := f.Store.Do(ctx, []*store.Change{{Move: task.Cancel, ID: id, Guess: r.Snapshot, In: task.Input{Attempt: r.Attempt},
-		Spec: specOf(r), Retention: time.Hour}})
+	out, err := f.Store.Do(ctx, []*store.Change{{
+		Move: task.Cancel, ID: id, Guess: r.Snapshot, In: task.Input{Attempt: r.Attempt},
+		Spec: specOf(r), Retention: time.Hour,
+	}})
 	if err != nil {
 		return store.Outcome{}, err
 	}
@@ -220,8 +224,10 @@ func (f *Fleet) leave(id task.ID, move task.Move, to task.State, end *millracev1
 	}
 	end.Attempt, end.Worker = cl.Attempt, string(Worker)
 	end.EndedAt = timestamppb.New(f.Store.Now())
-	c := &store.Change{Move: move, ID: id, Guess: cl.At, In: task.Input{Attempt: cl.Attempt, Worker: Worker, To: to}, End: end,
-		Spec: &millracev1.Task{}, Retention: time.Hour}
+	c := &store.Change{
+		Move: move, ID: id, Guess: cl.At, In: task.Input{Attempt: cl.Attempt, Worker: Worker, To: to}, End: end,
+		Spec: &millracev1.Task{}, Retention: time.Hour,
+	}
 	if len(after) > 0 {
 		c.Due = f.Store.Now().Add(after[0])
 	}
