@@ -54,12 +54,15 @@ func workerState(m store.WorkerMeta) string {
 	}
 }
 
+// maxRunning is more tasks than any fleet has slots for.
+const maxRunning = 1 << 30
+
 // walkPage is how many records one round trip reads.
 const walkPage = 1000
 
 // runningByWorker counts by the records, which are the truth; what workers say of themselves is only a view.
 func (s *fleetService) runningByWorker(ctx context.Context) (map[task.WorkerID]uint32, error) {
-	ids, err := s.store.Listed(ctx, store.IndexRunning, 0, -1, false)
+	ids, err := s.store.Listed(ctx, store.IndexRunning, 0, maxRunning, false)
 	if err != nil {
 		return nil, err
 	}

@@ -128,7 +128,7 @@ func groupOf(s task.State) int {
 // running lists by id, because the order of the index changes with every renewal. Ids that we made begin with the
 // time. There are never more running tasks than the fleet has slots.
 func (l *lister) running(ctx context.Context, at cursor) (cursor, bool, error) {
-	ids, err := l.store.Listed(ctx, store.IndexRunning, 0, -1, false)
+	ids, err := l.store.Listed(ctx, store.IndexRunning, 0, maxRunning, false)
 	if err != nil {
 		return at, false, err
 	}

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,7 +92,9 @@ func (l *logStream) follow(ctx context.Context) error {
 		}
 		ran := ranAttempt(r)
 		if want == 0 {
-			want = ran
+			// When nothing ran yet, the attempt that waits now is the first to show, even if it will be over, and the
+			// next one begun, at the next look.
+			want = cmp.Or(ran, r.Attempt)
 		}
 		switch {
 		case want > 0 && want <= ran:

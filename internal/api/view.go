@@ -98,7 +98,7 @@ func message(r *store.Record, t *millracev1.Task, last *millracev1.AttemptEnd) s
 	case r.State == task.Expired:
 		return "not started before " + t.GetExpiresAt().AsTime().Format(time.RFC3339)
 	case r.State == task.Cancelled:
-		return cancelWords(last)
+		return cancelWords(r, last)
 	case r.State == task.Failed && (last == nil || last.GetReason() != r.Reason):
 		return reasonWords(r.Reason, &millracev1.AttemptEnd{ExitCode: -1}, t)
 	case last == nil || last.GetReason() == millracev1.Reason_REASON_UNSPECIFIED:
@@ -110,8 +110,10 @@ func message(r *store.Record, t *millracev1.Task, last *millracev1.AttemptEnd) s
 	}
 }
 
-func cancelWords(last *millracev1.AttemptEnd) string {
+func cancelWords(r *store.Record, last *millracev1.AttemptEnd) string {
 	switch {
+	case last != nil && last.GetReason() != millracev1.Reason_REASON_CANCELLED:
+		return fmt.Sprintf("cancelled before attempt %d", r.Attempt)
 	case last.GetReason() != millracev1.Reason_REASON_CANCELLED:
 		return "cancelled before it started"
 	case last.GetKilled():
