@@ -144,7 +144,7 @@ func forbidden(dir string, i Import) []string {
 }
 
 func mayUseRedis(dir string, test bool) bool {
-	return test || within(dir, "internal/store") || within(dir, "internal/redistest") || within(dir, "internal/storetest") ||
+	return test || within(dir, "internal/store") || testSupport(dir) ||
 		within(dir, "examples") || within(dir, "bench") || within(dir, "internal/e2e")
 }
 
@@ -168,13 +168,15 @@ func forbiddenOwn(dir, target string, test bool) []string {
 	case from == "service" && to == "program", from == "internal" && to == "program":
 		why = append(why, "examples, bench and scripts use the product, not the other way round")
 	}
-	if within(target, "internal/storetest") && !test && !within(dir, "internal/storetest") {
-		why = append(why, "storetest is for tests only")
-	}
-	if within(target, "internal/redistest") && !test && !within(dir, "internal/redistest") && !within(dir, "internal/storetest") && !within(dir, "internal/e2e") && !within(dir, "bench") {
-		why = append(why, "redistest is for tests only")
+	if testSupport(target) && !test && !testSupport(dir) && !within(dir, "internal/e2e") && !within(dir, "bench") {
+		why = append(why, first(strings.TrimPrefix(target, "internal/"))+" is for tests only")
 	}
 	return why
+}
+
+// testSupport tells the packages that only tests use.
+func testSupport(dir string) bool {
+	return within(dir, "internal/redistest") || within(dir, "internal/storetest") || within(dir, "internal/apitest")
 }
 
 // layer says where a directory stands.
