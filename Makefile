@@ -43,7 +43,8 @@ fuzz: ## run every fuzz target for FUZZTIME (10) seconds
 	scripts/fuzz.sh
 
 .PHONY: bench
-bench: setup-test ## run the benchmarks
+bench: setup-test ## measure against bare streams, then run the benchmarks
+	cd bench && go run .
 	go test -run '^$$' -bench . -benchmem -timeout 30m $(TESTFLAGS) ./...
 
 .PHONY: lint
