@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/millrace/millrace/internal/config"
+	"github.com/millrace/millrace/internal/guard"
 	"github.com/millrace/millrace/internal/redistest"
 	"github.com/millrace/millrace/internal/store"
 	"github.com/millrace/millrace/internal/storetest"
@@ -473,5 +474,64 @@ func TestSweepsOnlyWhatHasEnded(t *testing.T) {
 		if _, err := os.Stat(a.home.workDir(id, 1)); (err == nil) != want {
 			t.Errorf("%s: %v", id, err)
 		}
+	}
+}
+
+// What a claim under way may still bring is not unknown, however slow its answer is: giving it back and then starting it
+// would make two copies.
+func TestSlowClaimIsNotALostOne(t *testing.T) {
+	t.Parallel()
+	st := storetest.Open(t)
+	ctx := t.Context()
+	a, err := New(testConfig(t), Deps{Store: st})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := newLife(a, "slow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Register(ctx, a.meta("slow", "h", 1), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	admit(t, st, "s", callTask("x", ""))
+	got, err := st.Claim(ctx, store.ClaimFor{Worker: "slow", Lanes: l.lanes, Want: 1, Lease: time.Minute})
+	if err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	renew := func() {
+		t.Helper()
+		if err := l.renewOnce(ctx, guard.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.claiming.Store(true)
+	for range 5 {
+		renew()
+	}
+	if got := storetest.State(t, st, "s"); got != task.Running {
+		t.Fatalf("given back while its claim was under way: %v", got)
+	}
+	l.claiming.Store(false)
+	renew()
+	if got := storetest.State(t, st, "s"); got != task.Running {
+		t.Fatalf("given back at first sight: %v", got)
+	}
+	renew()
+	if got := storetest.State(t, st, "s"); got != task.Delayed {
+		t.Errorf("not given back: %v", got)
+	}
+}
+
+// A refused task has no log to wait for.
+func TestRefusedHasNoOutput(t *testing.T) {
+	t.Parallel()
+	st := storetest.Open(t)
+	start(t, st, testConfig(t))
+	spec := shTask("true")
+	spec.Resources = &millracev1.Resources{Slots: 99}
+	admit(t, st, "wide", spec)
+	if e := last(t, final(t, st, "wide")); e.GetReason() != millracev1.Reason_REASON_REFUSED || !e.GetNoOutput() {
+		t.Errorf("%v", e)
 	}
 }

@@ -316,8 +316,11 @@ func (a *attempt) end(why millracev1.Reason, code int32, message string) *millra
 	}
 }
 
+// refusal is the end of an attempt that never began to print.
 func (a *attempt) refusal(code int, why string) *millracev1.AttemptEnd {
-	return a.end(millracev1.Reason_REASON_REFUSED, int32(code), why)
+	e := a.end(millracev1.Reason_REASON_REFUSED, int32(code), why)
+	e.NoOutput = true
+	return e
 }
 
 // report hands the outcome to the finish loop, as the move that the retry rule makes of it.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/millrace/millrace/internal/guard"
 	"github.com/millrace/millrace/internal/hold"
 	"github.com/millrace/millrace/internal/logkey"
@@ -269,11 +271,13 @@ func (l *life) giveBack(ctx context.Context, lane, entry string) error {
 	if err != nil || !ok {
 		return err
 	}
+	now := timestamppb.New(l.a.st.Now())
 	l.log.Warn("giving back a task that was claimed by a call whose answer got lost", logkey.Task, h.ID, logkey.Attempt, h.Attempt)
 	_, err = l.a.st.Do(ctx, []*store.Change{{
 		Move: task.Release, ID: h.ID, In: task.Input{Attempt: h.Attempt, Worker: l.id},
 		Guess: store.Snapshot{Record: task.Record{State: task.Running, Attempt: h.Attempt, Owner: l.id}, Entry: entry, Lane: lane},
-		End:   &millracev1.AttemptEnd{Attempt: h.Attempt, Worker: string(l.id), Reason: millracev1.Reason_REASON_NEVER_STARTED, Message: "claimed by a call whose answer got lost"},
+		End: &millracev1.AttemptEnd{Attempt: h.Attempt, Worker: string(l.id), Reason: millracev1.Reason_REASON_NEVER_STARTED, Message: "claimed by a call whose answer got lost",
+			StartedAt: now, EndedAt: now, NoOutput: true},
 	}})
 	l.a.met.released.Inc()
 	return err

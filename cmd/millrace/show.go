@@ -115,7 +115,7 @@ func (u *ui) attemptTable(ends []*millracev1.AttemptEnd) error {
 			m = strings.TrimPrefix(fmt.Sprintf("%s; left over and killed: %s", m, strings.Join(e.GetSurvivors(), ", ")), "; ")
 		}
 		rows = append(rows, []string{
-			fmt.Sprint(e.GetAttempt()), e.GetWorker(), reasonWord(e.GetReason()), fmt.Sprint(e.GetExitCode()),
+			fmt.Sprint(e.GetAttempt()), e.GetWorker(), reasonWord(e.GetReason()), exitCell(e),
 			e.GetSignal(), e.GetStartedAt().AsTime().Local().Format(time.DateTime), took, peak, m,
 		})
 	}
@@ -199,4 +199,14 @@ func quoteArg(a string) string {
 		return a
 	}
 	return "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+}
+
+// exitCell is the exit code of an attempt, "-" when nobody has seen one.
+func exitCell(e *millracev1.AttemptEnd) string {
+	switch e.GetReason() {
+	case millracev1.Reason_REASON_WORKER_LOST, millracev1.Reason_REASON_NEVER_STARTED:
+		return "-"
+	default:
+		return fmt.Sprint(e.GetExitCode())
+	}
 }
