@@ -276,8 +276,10 @@ func (l *life) giveBack(ctx context.Context, lane, entry string) error {
 	_, err = l.a.st.Do(ctx, []*store.Change{{
 		Move: task.Release, ID: h.ID, In: task.Input{Attempt: h.Attempt, Worker: l.id},
 		Guess: store.Snapshot{Record: task.Record{State: task.Running, Attempt: h.Attempt, Owner: l.id}, Entry: entry, Lane: lane},
-		End: &millracev1.AttemptEnd{Attempt: h.Attempt, Worker: string(l.id), Reason: millracev1.Reason_REASON_NEVER_STARTED, Message: "claimed by a call whose answer got lost",
-			StartedAt: now, EndedAt: now, NoOutput: true},
+		End: &millracev1.AttemptEnd{
+			Attempt: h.Attempt, Worker: string(l.id), Reason: millracev1.Reason_REASON_NEVER_STARTED, Message: "claimed by a call whose answer got lost",
+			StartedAt: now, EndedAt: now, NoOutput: true,
+		},
 	}})
 	l.a.met.released.Inc()
 	return err
