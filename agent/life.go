@@ -292,6 +292,10 @@ func (l *life) isFenced() bool {
 func (l *life) add(a *attempt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.held) == 0 {
+		// Before anything runs; the renewals move it from here on.
+		l.a.guard.Extend(l.lease.until().Add(l.a.cfg.margin() / 2))
+	}
 	l.held[held{a.c.ID, a.c.Attempt}] = a
 	l.used += a.slots
 }
@@ -389,7 +393,7 @@ func (l *life) discover(ctx context.Context) {
 			l.ctl.SetTargets(l.withConnected(addrs))
 			l.unlink(ctx, addrs)
 		}
-		pause := 2 * time.Second
+		pause := 5 * time.Second
 		if len(l.ctl.Connected()) == 0 {
 			pause = 300 * time.Millisecond
 		}

@@ -104,7 +104,6 @@ func (l *life) renewLoop(ctx context.Context) {
 	loop := l.a.status.Loop("agent.renew")
 	loop.Expect(l.a.cfg.HeartbeatTTL)
 	defer loop.Expect(0)
-	l.a.guard.Extend(l.lease.until())
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	fails := 0
@@ -152,6 +151,17 @@ func (l *life) renewLoop(ctx context.Context) {
 	}
 }
 
+// disarmIdle switches the guard off while nothing runs that could run twice, in one step with looking: see add.
+func (l *life) disarmIdle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.held) > 0 {
+		return false
+	}
+	l.a.guard.Disarm()
+	return true
+}
+
 // noteServer has recent outcomes repeated when this is not the Redis process that it was.
 func (l *life) noteServer() {
 	sv := l.a.st.Server()
@@ -178,6 +188,9 @@ func (l *life) pause(fails int) time.Duration {
 
 // guardUntil moves the dead-man's switch, or fences: what runs is stopped when the time is over.
 func (l *life) guardUntil() {
+	if l.disarmIdle() {
+		return
+	}
 	until := l.lease.until()
 	if !l.failing.Load() || guard.Now() < until {
 		// The guard comes after us: it acts only when we do not.

@@ -37,6 +37,8 @@ import (
 const (
 	// tick is how often the guard looks at the deadline.
 	tick = 100 * time.Millisecond
+	// restTick is for a guard whose agent runs nothing: waking ten times a second would be most of what it costs.
+	restTick = 400 * time.Millisecond
 	// settled is when the guard's own start is over.
 	settled = time.Second
 	// defaultStuckAfter is long for a process that was only late, and short beside the time a supervisor needs to notice.

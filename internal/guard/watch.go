@@ -110,6 +110,7 @@ func (w *watch) run(cmd *exec.Cmd, signals <-chan os.Signal) (code int, _ *Link,
 			Trim()
 		case <-ticker.C:
 			w.check(&late)
+			ticker.Reset(w.pace())
 		case <-ended:
 			w.drain()
 			err = w.buryAll()
@@ -125,6 +126,15 @@ type lateness struct {
 	deadline int64   // the one that passed; another value means that the agent is back
 	fenced   Instant // when its trees were found dead
 	killed   bool    // the agent itself was killed
+}
+
+// pace is how soon to look again: less often while there is no deadline, because nothing runs. An agent sets one before it
+// starts something, a good part of a heartbeat's lifetime ahead.
+func (w *watch) pace() time.Duration {
+	if w.deadline.Load() == 0 {
+		return restTick
+	}
+	return tick
 }
 
 // check kills the trees of an agent that is late, again at every tick as long as it is late, and at last the agent.
